@@ -1,0 +1,61 @@
+"""Every error that Slipstream raises on purpose.
+
+    SlipstreamError
+    |- RecipeError            a recipe, or a setting in it, that cannot be used
+    |- DataError              a data file that is missing, damaged or does not fit
+    |- PlanError              a plan that does not fit the model or the cluster
+    |- UnsupportedModel       a model that data parallelism over replicas cannot carry
+    |- RanksDiffer            ranks disagree about the model, the plan or the settings
+    |- RankFailure            a rank did not come to a collective within the time limit
+    |- NonFiniteGradients     a gradient became infinite or NaN and the policy is to stop
+    |- CheckpointError        a checkpoint that cannot be written, found, trusted or applied
+    |- RunFolderError         a run folder that cannot be used
+    `- LaunchError            ranks could not be started
+
+Each message is one sentence or two that name the file, rank or setting and the way out, so that
+the command line can print it alone.
+"""
+
+
+class SlipstreamError(Exception):
+    """Base of all errors raised on purpose; its text is written for the user."""
+
+
+class RecipeError(SlipstreamError):
+    """A recipe, or a setting in it, cannot be used."""
+
+
+class DataError(SlipstreamError):
+    """A data file is missing, damaged, or does not fit what was asked of it."""
+
+
+class PlanError(SlipstreamError):
+    """A plan does not fit the model or the cluster."""
+
+
+class UnsupportedModel(SlipstreamError):
+    """The model holds parameters that replicated data parallelism cannot carry."""
+
+
+class RanksDiffer(SlipstreamError):
+    """Ranks disagree about the model, the plan or the settings."""
+
+
+class RankFailure(SlipstreamError):
+    """A rank died, froze or did not come to a collective within the time limit."""
+
+
+class NonFiniteGradients(SlipstreamError):
+    """Gradients became infinite or NaN, and the policy is to stop."""
+
+
+class CheckpointError(SlipstreamError):
+    """A checkpoint cannot be written, found, trusted or applied."""
+
+
+class RunFolderError(SlipstreamError):
+    """A run folder cannot be used."""
+
+
+class LaunchError(SlipstreamError):
+    """Ranks could not be started."""

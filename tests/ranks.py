@@ -1,0 +1,88 @@
+"""Ranks as threads: real Gloo groups, one per thread, over an in-memory store.
+
+`run_ranks(fn, world_size)` calls `fn(Rank)` in one thread per rank and returns their results in
+rank order. The error that is raised is the first one that is not a mere consequence (a connection
+that another rank's failure closed).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+_CONSEQUENCES = ("Connection closed", "Connection reset", "Broken pipe", "Socket closed")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a test's rank knows: its number, the world size, a Gloo group and the store under it."""
+
+    rank: int
+    world_size: int
+    group: dist.ProcessGroup
+    store: dist.Store
+
+
+def gloo_group(
+    store: dist.Store, rank: int, world_size: int, timeout_seconds: float
+) -> dist.ProcessGroup:
+    """A Gloo group that is no process-wide state: wrapped, so that every collective works on it."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timedelta(seconds=timeout_seconds)
+    options._threads = 2
+    backend = dist.ProcessGroupGloo(store, rank, world_size, options)
+    group = dist.ProcessGroup(store, rank, world_size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    return group
+
+
+def run_ranks(
+    fn: Callable[[Rank], T], world_size: int, *, timeout_seconds: float = 10.0
+) -> list[T]:
+    """Runs `fn` once per rank in threads; returns the results in rank order.
+
+    Raises the cause where ranks fail, and an AssertionError where a rank has not ended after six
+    times the group's time limit.
+    """
+    outcomes = run_ranks_settled(fn, world_size, timeout_seconds=timeout_seconds)
+    errors = [o for o in outcomes if isinstance(o, BaseException)]
+    if errors:
+        causes = [e for e in errors if not any(c in str(e) for c in _CONSEQUENCES)]
+        raise (causes or errors)[0]
+    return outcomes
+
+
+def run_ranks_settled(
+    fn: Callable[[Rank], Any], world_size: int, *, timeout_seconds: float = 10.0
+) -> list[Any]:
+    """Like `run_ranks`, but an error takes its rank's place in the result instead of being raised."""
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=timeout_seconds))
+    outcomes: list[Any] = [None] * world_size
+
+    def body(rank: int) -> None:
+        try:
+            group = gloo_group(
+                dist.PrefixStore("group", store), rank, world_size, timeout_seconds
+            )
+            outcomes[rank] = fn(Rank(rank, world_size, group, store))
+        except BaseException as error:
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for rank, thread in enumerate(threads):
+        thread.join(6 * timeout_seconds)
+        assert not thread.is_alive(), f"rank {rank} hangs"
+    return outcomes
