@@ -1,0 +1,203 @@
+"""Recipes: what is shipped loads, what is wrong is refused by name, what is written reloads."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import RecipeError
+from slipstream.train.recipe import Recipe, load_recipe, parse_recipe, recipe_names
+from slipstream.train.recipe_text import field_names
+
+MINIMAL = 'name = "mine"\n[data]\ndataset = "digits"\n'
+
+
+def refusal(text: str = MINIMAL, overrides: tuple[str, ...] = (), where: str = "mine.toml") -> str:
+    with pytest.raises(RecipeError) as caught:
+        parse_recipe(text, where, overrides)
+    return str(caught.value)
+
+
+def test_the_shipped_recipes_load_and_fit_their_own_cluster() -> None:
+    assert recipe_names() == ("digits", "fashion")
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        assert recipe.name == name
+        assert recipe.ignored() == []
+        recipe.validate_for(recipe.world_size)
+
+
+def test_fashion_trains_on_two_nodes_of_two_ranks() -> None:
+    recipe = load_recipe("fashion")
+    assert (recipe.cluster.nodes, recipe.cluster.ranks_per_node) == (2, 2)
+    assert recipe.data.dataset == "fashion"
+    assert recipe.optimizer.nesterov
+
+
+def test_overrides_change_only_their_field() -> None:
+    plain = load_recipe("fashion")
+    changed = load_recipe("fashion", ["train.epochs=3", "model.name=resnet18", "run.folder=7"])
+    assert changed.train.epochs == 3
+    assert changed.model.name == "resnet18"
+    assert changed.run.folder == "7"
+    assert changed.optimizer == plain.optimizer
+    assert plain.train.epochs == 5
+
+
+def test_a_whole_number_is_good_for_a_real_field() -> None:
+    assert load_recipe("digits", ["optimizer.learning_rate=1"]).optimizer.learning_rate == 1.0
+
+
+def test_a_later_override_of_a_field_wins() -> None:
+    assert load_recipe("digits", ["train.seed=1", "train.seed=2"]).train.seed == 2
+
+
+def test_overrides_are_judged_together() -> None:
+    overrides = ["optimizer.momentum=0", "optimizer.nesterov=false"]
+    assert load_recipe("digits", overrides).optimizer.momentum == 0
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.epoch=3", ["train.epoch", "did you mean train.epochs?"]),
+        ("epochs=3", ["did you mean train.epochs?"]),
+        ("optimiser.momentum=0.5", ["did you mean optimizer.momentum?"]),
+        ("train=3", ["train is a table of train.epochs, "]),
+        ("zzz.q=1", ["the tables are data, augment, model"]),
+        ("train.zzzzzz=1", ["there are train.epochs, train.global_batch_size"]),
+        ("train.epochs=three", ['"three" must be a whole number, at least 1', "train.epochs=5"]),
+        ("train.epochs=0", ["at least 1; try train.epochs=1"]),
+        ("train.epochs=2.7", ["try train.epochs=3"]),
+        ("train.epochs=true", ["a whole number"]),
+        ("train.epochs=1\nx = 3", ["a whole number"]),
+        ("checkpoint.grace_seconds=9999", ["at most 3600; try checkpoint.grace_seconds=3600"]),
+        ("optimizer.learning_rate=nan", ["above 0; try optimizer.learning_rate=0.1"]),
+        ("optimizer.learning_rate=inf", ["try optimizer.learning_rate=0.1"]),
+        ("augment.horizontal_flip=yes", ["true or false; try augment.horizontal_flip=true"]),
+        ("sync.planner=wfpb", ["ddp or wfbp or single or fixed; did you mean wfbp?"]),
+        ("data.dataset=fashon", ["did you mean fashion?"]),
+        ("name=../up", ["name=", "letters, digits"]),
+        ("optimizer.momentum=0", ["optimizer.nesterov=false"]),
+        ("schedule.warmup_epochs=99", ["longer than train.epochs=5", "schedule.warmup_epochs=5"]),
+        ("train.epochs", ["--set train.epochs is not of the form table.field=value"]),
+        ("=3", ["is not of the form"]),
+    ],
+)
+def test_a_wrong_override_is_refused_with_the_nearest_right_one(
+    override: str, words: list[str]
+) -> None:
+    message = refusal(overrides=("train.seed=1", override))
+    assert message.startswith(("--set " + override, "--set train.seed=1 --set " + override))
+    for word in words:
+        assert word in message
+
+
+def test_only_the_override_at_fault_is_named() -> None:
+    message = refusal(overrides=("train.seed=1", "train.epochs=0"))
+    assert message.startswith("--set train.epochs=0: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('name = "mine"', ["data is missing"]),
+        (MINIMAL + "foldr = 1", ["there is no field data.foldr; did you mean data.folder?"]),
+        (MINIMAL + "[trian]\nepochs = 1", ["there is no field trian", "there are"]),
+        ('name = "mine"\ndata = 3', ["data must be a table, not 3"]),
+        (MINIMAL + "[train]\nepochs = 0\nseed = -1", ["train.epochs=0", "(1 more to put right)"]),
+        (MINIMAL + "[train]\nepochs = 2024-01-01", ["train.epochs=", "a whole number"]),
+        ("x =", ["is not valid TOML"]),
+        (MINIMAL + '[sync]\nplan_file = "p"\nplanner = "wfbp"', ["exclude each other"]),
+    ],
+)
+def test_a_wrong_file_is_refused_with_file_and_field(text: str, words: list[str]) -> None:
+    message = refusal(text)
+    assert message.startswith("mine.toml")
+    for word in words:
+        assert word in message or (word == "there are" and "the tables are" in message)
+
+
+def test_unknown_recipes_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"no recipe or file fasion; did you mean fashion\?"):
+        load_recipe("fasion")
+    with pytest.raises(RecipeError, match="there are digits and fashion"):
+        load_recipe("qqq")
+    with pytest.raises(RecipeError, match="cannot be read"):
+        load_recipe(tmp_path)
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="not a text in UTF-8"):
+        load_recipe(binary)
+
+
+def test_a_file_is_loaded_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(MINIMAL)
+    assert load_recipe(path) == load_recipe(str(path)) == parse_recipe(MINIMAL, "x")
+
+
+def test_the_written_recipe_reloads_equal_and_explains_every_field() -> None:
+    recipe = load_recipe("fashion", ["train.epochs=3"])
+    text = recipe.to_toml()
+    assert parse_recipe(text, "x") == recipe
+    for key in field_names(Recipe):
+        assert f"{key.rpartition('.')[2]} = " in text
+    assert text.count("  # ") == len(field_names(Recipe))
+
+
+@given(
+    folder=st.text(st.characters(exclude_categories=["Cs"])),
+    rate=st.floats(min_value=1e-300, max_value=1e300),
+    seed=st.integers(0, 2**63 - 1),
+    flip=st.booleans(),
+)
+def test_any_value_survives_writing(folder: str, rate: float, seed: int, flip: bool) -> None:
+    recipe = load_recipe("digits").replace(
+        {
+            "data.folder": folder,
+            "optimizer.learning_rate": rate,
+            "train.seed": seed,
+            "augment.horizontal_flip": flip,
+        }
+    )
+    assert parse_recipe(recipe.to_toml(), "x") == recipe
+
+
+def test_replace_checks_like_loading() -> None:
+    recipe = load_recipe("digits")
+    assert recipe.replace({"cluster.nodes": 3, "name": "other"}).cluster.nodes == 3
+    with pytest.raises(RecipeError, match=r"cluster\.nodes=0"):
+        recipe.replace({"cluster.nodes": 0})
+
+
+def test_a_recipe_cannot_be_changed_in_place() -> None:
+    recipe = load_recipe("digits")
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.train.epochs = 1
+
+
+@pytest.mark.parametrize(("world_size", "closest"), [(3, 255), (7, 259), (512, 512), (300, 300)])
+def test_a_batch_that_ranks_cannot_share_is_refused(world_size: int, closest: int) -> None:
+    recipe = load_recipe("fashion")
+    assert recipe.train.global_batch_size == 256
+    with pytest.raises(RecipeError, match=f"set train.global_batch_size={closest} "):
+        recipe.validate_for(world_size)
+    recipe.validate_for(4)
+
+
+def test_accumulation_counts_in_the_share() -> None:
+    recipe = load_recipe("fashion", ["train.accumulation_steps=3"])
+    with pytest.raises(RecipeError, match="4 ranks x 3 accumulation steps = 12"):
+        recipe.validate_for(4)
+
+
+def test_settings_without_effect_are_told() -> None:
+    overrides = ["model.name=resnet18", "model.width=3", "sync.cap_bytes=5", "schedule.power=1"]
+    notes = load_recipe("digits", overrides).ignored()
+    assert [note.split("=")[0] for note in notes] == [
+        "model.width",
+        "schedule.power",
+        "sync.cap_bytes",
+    ]
