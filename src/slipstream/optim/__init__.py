@@ -1,0 +1,1 @@
+"""Optimisation: learning rates over time (`schedules`, which needs no torch)."""
