@@ -3,7 +3,7 @@
 from slipstream.data.augment import Augment
 from slipstream.data.batches import Batch, Batches, evaluation_batches
 from slipstream.data.images import ImageSet, channel_statistics, normalise
-from slipstream.data.load import DATASETS, load_images
+from slipstream.data.load import DATASETS, load_images, prepare
 from slipstream.data.prefetch import Prefetcher
 from slipstream.data.sampler import EpochSampler, evaluation_indices
 
@@ -20,4 +20,5 @@ __all__ = [
     "evaluation_indices",
     "load_images",
     "normalise",
+    "prepare",
 ]

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from slipstream.errors import DataError
 
+_PIECE_PIXELS = 2**20
+
 
 @dataclass(frozen=True)
 class ImageSet:
@@ -57,8 +59,12 @@ def channel_statistics(image_set: ImageSet) -> tuple[tuple[float, ...], tuple[fl
     means, deviations = [], []
     levels = np.arange(256, dtype=np.float64) / 255.0
     for channel in range(image_set.images.shape[1]):
-        pixels = image_set.images[:, channel].numpy().ravel()
-        share = np.bincount(pixels, minlength=256) / pixels.size
+        pixels = image_set.images[:, channel].numpy().reshape(-1)
+        counts = np.zeros(256, dtype=np.int64)
+        # In pieces, because bincount makes a copy with eight bytes a pixel.
+        for begin in range(0, pixels.size, _PIECE_PIXELS):
+            counts += np.bincount(pixels[begin : begin + _PIECE_PIXELS], minlength=256)
+        share = counts / pixels.size
         mean = float((share * levels).sum())
         deviation = float(np.sqrt((share * (levels - mean) ** 2).sum()))
         means.append(mean)
