@@ -1,0 +1,101 @@
+"""The folder of one run: made once, never over an existing one, owned by one job at a time."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from slipstream.errors import RunFolderError
+from slipstream.train.durable import (
+    TEMPORARY_PREFIX,
+    HeldLock,
+    is_dead,
+    temporary_sibling,
+    write_text_atomic,
+)
+
+__all__ = ["claim_run_folder", "create_run_folder", "is_claimed", "write_text_atomic"]
+
+_OWNER = ".owner.lock"
+
+
+def create_run_folder(path: Path) -> Path:
+    """Create the folder `path` (and its parents) for a new run and return it, absolute.
+
+    An existing empty folder is used. Raises RunFolderError, with nothing changed, for a folder
+    that has content, for a path that is no folder, and where nothing can be written.
+    """
+    path = Path(os.path.abspath(path))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        content = sorted(entry.name for entry in path.iterdir() if not _is_leftover(entry.name))
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunFolderError(
+            f"run folder {path} cannot be made: {error.filename} is not a folder;"
+            " choose another with --run-folder."
+        ) from error
+    except OSError as error:
+        raise _unusable(path, error) from error
+    if content:
+        shown = ", ".join(content[:3]) + (", ..." if len(content) > 3 else "")
+        raise RunFolderError(
+            f"run folder {path} exists and is not empty ({shown}); nothing was overwritten:"
+            " go on with that run by --resume, or choose another with --run-folder."
+        )
+    if is_claimed(path):
+        raise _claimed(path)
+    _check_writable(path)
+    return path
+
+
+def claim_run_folder(path: Path) -> HeldLock:
+    """Own the run folder `path` until `.release()` or the end of this process.
+
+    Half-written files that a killed owner left directly in it are removed. Raises RunFolderError
+    when a living job owns it (two jobs would mix their metrics) or when nothing can be written. A
+    job that was killed leaves nothing that blocks the next one.
+    """
+    try:
+        lock = HeldLock(path / _OWNER)
+        for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
+            leftover.unlink(missing_ok=True)
+        return lock
+    except BlockingIOError as error:
+        raise _claimed(path) from error
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def is_claimed(path: Path) -> bool:
+    """Whether a living job owns the run folder `path`."""
+    return is_dead(path / _OWNER) is False
+
+
+def _is_leftover(name: str) -> bool:
+    return name == _OWNER or name.startswith(TEMPORARY_PREFIX)
+
+
+def _claimed(path: Path) -> RunFolderError:
+    return RunFolderError(
+        f"run folder {path} belongs to a job that is still running;"
+        " stop that job first, or choose another with --run-folder."
+    )
+
+
+def _check_writable(path: Path) -> None:
+    # Trying is the only sure test: modes say nothing on read-only, full or network file systems.
+    probe = temporary_sibling(path / "probe")
+    try:
+        probe.write_bytes(b"slipstream")
+    except OSError as error:
+        raise _unusable(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def _unusable(path: Path, error: OSError) -> RunFolderError:
+    reason = error.strerror or str(error)
+    return RunFolderError(
+        f"run folder {path} cannot be written ({reason});"
+        " free space or fix its permissions, or choose another with --run-folder."
+    )
