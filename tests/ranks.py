@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
 T = TypeVar("T")
 
@@ -28,18 +30,18 @@ class Rank:
     rank: int
     world_size: int
     group: dist.ProcessGroup
-    store: dist.Store
+    store: Store
 
 
 def gloo_group(
-    store: dist.Store, rank: int, world_size: int, timeout_seconds: float
+    store: Store, rank: int, world_size: int, timeout_seconds: float
 ) -> dist.ProcessGroup:
     """A Gloo group that is no process-wide state: wrapped, so that every collective works on it."""
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=timeout_seconds)
     options._threads = 2
-    backend = dist.ProcessGroupGloo(store, rank, world_size, options)
+    backend = ProcessGroupGloo(store, rank, world_size, options)
     group = dist.ProcessGroup(store, rank, world_size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
@@ -66,15 +68,13 @@ def run_ranks_settled(
     fn: Callable[[Rank], Any], world_size: int, *, timeout_seconds: float = 10.0
 ) -> list[Any]:
     """Like `run_ranks`, but an error takes its rank's place in the result instead of being raised."""
-    store = dist.HashStore()
+    store = HashStore()
     store.set_timeout(timedelta(seconds=timeout_seconds))
     outcomes: list[Any] = [None] * world_size
 
     def body(rank: int) -> None:
         try:
-            group = gloo_group(
-                dist.PrefixStore("group", store), rank, world_size, timeout_seconds
-            )
+            group = gloo_group(PrefixStore("group", store), rank, world_size, timeout_seconds)
             outcomes[rank] = fn(Rank(rank, world_size, group, store))
         except BaseException as error:
             outcomes[rank] = error

@@ -59,7 +59,7 @@ class Bucket(_Frozen):
     bytes: their size in memory; collective: how they are averaged; wire: what travels.
     """
 
-    gradients: tuple[str, ...] = Field(min_length=1, strict=False)
+    gradients: tuple[str, ...] = Field(min_length=1)
     bytes: int = Field(ge=0)
     collective: Literal["native"] = "native"
     wire: Literal["float32"] = "float32"
@@ -79,11 +79,11 @@ class Plan(_Frozen):
     model: str = ""
     parameters_sha256: str | None = None
     nodes: int = Field(default=1, ge=1)
-    ranks_per_node: int | tuple[int, ...] = Field(default=1, strict=False)
+    ranks_per_node: int | tuple[int, ...] = 1
     wait: Literal["backward", "update"] = "backward"
     predicted_step_seconds: float | None = None
     lower_bound_seconds: float | None = None
-    reduce: tuple[Bucket, ...] = Field(strict=False)
+    reduce: tuple[Bucket, ...]
     gather: None = None
 
     def to_json(self) -> str:
@@ -141,7 +141,7 @@ class Plan(_Frozen):
             dtypes = {wanted[name].dtype for name in bucket.gradients}
             if len(dtypes) > 1:
                 mixed = " and ".join(sorted(dtypes))
-                raise PlanError(f"Bucket {index} of the plan mixes {mixed}; a bucket has one dtype.")
+                raise PlanError(f"Bucket {index} mixes {mixed}; a bucket has one dtype.")
 
 
 def parameters_sha256(gradients: Sequence[Gradient]) -> str:

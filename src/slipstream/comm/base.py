@@ -1,0 +1,26 @@
+"""The one protocol that every collective follows."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+
+class Collective(Protocol):
+    """Averages flat tensors over the ranks of a group that it was built with.
+
+    On CPUs a call blocks until the result is there (the GIL is free meanwhile); on a CUDA device it
+    enqueues on the current stream. Every rank of the group must make the same calls in the same
+    order, with tensors of the same length and dtype.
+    """
+
+    name: str
+
+    def average_(self, flat: torch.Tensor) -> None:
+        """Replaces `flat` (1-D, contiguous, floating point, mutated) by its mean over the ranks.
+
+        Afterwards all ranks hold the same bits. Sums are formed in 32 bits or more and divided
+        once. Raises whatever the backend raises when a rank does not come.
+        """
+        ...

@@ -1,0 +1,154 @@
+"""The other ranks: small agreements with them, and what can be learnt of them when one is lost.
+
+Backends say that a connection broke, or that time ran out; they do not say who is missing. So a
+rank that fails posts what it knows to the store and reads for two seconds what the others posted.
+In steady state none of this costs anything.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+
+from slipstream.comm.torch_comm import broadcast_tensors, gather_objects
+from slipstream.errors import RankFailure, SlipstreamError
+
+_REPORT_SECONDS = 2.0
+_STORE_SECONDS = 3.0
+_POLL_SECONDS = 0.02
+_MAX_REPORT_CHARACTERS = 2000
+
+
+class Peers:
+    """The ranks of a group, seen from one of them; `group=None` means a world of one rank.
+
+    store: where failures are posted; by default the store under the group. timeout_seconds bounds
+    every agreement.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        store: Store | None,
+        timeout_seconds: float,
+        device: torch.device,
+    ) -> None:
+        self._group = group
+        self._store = store if store is not None or group is None else group.get_group_store()
+        self._device = device
+        self.timeout_seconds = timeout_seconds
+        self.rank = 0 if group is None else group.rank()
+        self.world_size = 1 if group is None else group.size()
+
+    def gather(self, value: Any, doing: str) -> list[Any]:
+        """Every rank's JSON-able `value` in rank order. Raises RankFailure that says `doing`."""
+        if self._group is None:
+            return [value]
+        try:
+            return gather_objects(value, self._group, self._device)
+        except RuntimeError as error:
+            raise self.failure(error, doing) from error
+
+    def broadcast(self, tensors: Iterable[torch.Tensor], doing: str) -> None:
+        """Overwrites the tensors with rank 0's. Raises RankFailure that says `doing`."""
+        if self._group is None:
+            return
+        try:
+            broadcast_tensors(tensors, self._group)
+        except RuntimeError as error:
+            raise self.failure(error, doing) from error
+
+    def gather_by_store(self, key: str, value: Any) -> dict[int, Any]:
+        """Every rank's value under `key`, through the store; ranks that do not come are left out.
+
+        For the rare moments at which a rank cannot know whether the others take part. Waits for
+        at most `timeout_seconds`.
+        """
+        if self._store is None:
+            return {0: value}
+        self._store.set(f"{key}/{self.rank}", json.dumps(value))
+        deadline = time.monotonic() + self.timeout_seconds
+        return self._read(key, deadline)
+
+    def failure(self, error: BaseException, doing: str) -> SlipstreamError:
+        """What to raise when a collective failed while `doing`: names the ranks that are missing.
+
+        Posts this rank's error, waits two seconds for the others' and tells apart the ranks that
+        reported and those that did not. Never blocks for longer than a few seconds.
+        """
+        if isinstance(error, SlipstreamError) or self._store is None:
+            return error if isinstance(error, SlipstreamError) else RankFailure(str(error))
+        reports: dict[int, Any] = {}
+        lost_store: list[str] = []
+
+        def exchange() -> None:
+            try:
+                self.post_failure(str(error), doing)
+                reports.update(self._read("failed", time.monotonic() + _REPORT_SECONDS))
+            except RuntimeError as store_error:
+                lost_store.append(str(store_error))
+
+        thread = threading.Thread(target=exchange, daemon=True)
+        thread.start()
+        thread.join(_REPORT_SECONDS + _STORE_SECONDS)
+        if thread.is_alive() or lost_store:
+            return RankFailure(
+                f"Rank {self.rank} lost its peers while {doing}, and the store through which ranks "
+                "find each other no longer answers: the process that hosts it (the launcher or "
+                "rank 0) has ended or is frozen. Start the job again; --resume goes on from the "
+                f"last checkpoint. ({_first_line(error)})"
+            )
+        return RankFailure(self._describe(error, doing, reports))
+
+    def post_failure(self, text: str, doing: str, *, cause: bool = False) -> None:
+        """Posts this rank's error for the others to read; `cause` marks an error of its own."""
+        if self._store is not None:
+            report = {"doing": doing, "error": text[:_MAX_REPORT_CHARACTERS], "cause": cause}
+            self._store.set(f"failed/{self.rank}", json.dumps(report))
+
+    def _read(self, key: str, deadline: float) -> dict[int, Any]:
+        assert self._store is not None
+        found: dict[int, Any] = {}
+        while True:
+            for rank in range(self.world_size):
+                if rank not in found and self._store.check([f"{key}/{rank}"]):
+                    found[rank] = json.loads(self._store.get(f"{key}/{rank}"))
+            if len(found) == self.world_size or time.monotonic() > deadline:
+                return found
+            time.sleep(_POLL_SECONDS)
+
+    def _describe(self, error: BaseException, doing: str, reports: dict[int, Any]) -> str:
+        causes = [
+            f"rank {rank}: {report['error']}" for rank, report in reports.items() if report["cause"]
+        ]
+        if causes:
+            return f"Rank {self.rank} cannot go on while {doing}, because of {'; '.join(causes)}"
+        silent = [rank for rank in range(self.world_size) if rank not in reports]
+        elsewhere = [
+            f"rank {rank} was {report['doing']}"
+            for rank, report in reports.items()
+            if report["doing"] != doing
+        ]
+        limit = f"limit {self.timeout_seconds:g} s"
+        parts = [f"Rank {self.rank} lost its peers while {doing} ({limit})"]
+        if silent:
+            names = ", ".join(str(rank) for rank in silent)
+            parts.append(
+                f"no answer from rank {names}: it died, froze or never came to this point; "
+                "look at its own log"
+            )
+        if elsewhere:
+            parts.append(", ".join(elsewhere))
+        parts.append(f"the backend said: {_first_line(error)}")
+        return "; ".join(parts) + "."
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)

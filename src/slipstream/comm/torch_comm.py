@@ -1,0 +1,84 @@
+"""What Slipstream needs of torch.distributed beside collectives: groups, stores, small messages.
+
+Names that differ between torch releases are hidden here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from slipstream.errors import SlipstreamError
+
+_MAX_MESSAGE_BYTES = 2**30
+
+
+def own_group(timeout_seconds: float) -> dist.ProcessGroup:
+    """A new group over all ranks of the default one, used by nobody else.
+
+    Called by all ranks together. `timeout_seconds` bounds every wait in it. Raises SlipstreamError
+    when torch.distributed has not been initialised.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise SlipstreamError(
+            "torch.distributed is not initialised; call init_process_group first "
+            "or pass a process group."
+        )
+    group = dist.new_group(timeout=timedelta(seconds=timeout_seconds))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def destroy_group(group: dist.ProcessGroup) -> None:
+    """Ends a group that `own_group` made; does nothing once torch.distributed is shut down."""
+    if dist.is_initialized():
+        dist.destroy_process_group(group)
+
+
+def gather_objects(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
+    """Every rank's `value` (anything JSON can hold), in rank order, on every rank.
+
+    Two all-gathers: the lengths, then the texts padded to the longest. JSON, not pickle: what
+    another rank sends is data and never code. Raises SlipstreamError for a message above 1 GiB.
+    """
+    text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(group.size())]
+    dist.all_gather(lengths, torch.tensor([text.numel()], device=device), group=group)
+    longest = max(int(length) for length in lengths)
+    if longest > _MAX_MESSAGE_BYTES:
+        raise SlipstreamError(f"A rank sent a message of {longest} bytes; the limit is 1 GiB.")
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: text.numel()] = text
+    texts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(texts, padded, group=group)
+    return [
+        json.loads(text[: int(length)].cpu().numpy().tobytes())
+        for text, length in zip(texts, lengths, strict=True)
+    ]
+
+
+def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Overwrites the tensors, in place, with rank 0's, one message per dtype and device.
+
+    Tensors of any dtype and layout, the same in number, shape and order on every rank. Booleans
+    and whatever else the backend cannot send travel as bytes.
+    """
+    lanes: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        lanes.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    with torch.no_grad():
+        for lane in lanes.values():
+            flat = torch.cat([tensor.detach().reshape(-1).resolve_conj() for tensor in lane])
+            if flat.numel() == 0:
+                continue
+            dist.broadcast(flat.view(torch.uint8), group=group, group_src=0)
+            start = 0
+            for tensor in lane:
+                part = flat[start : start + tensor.numel()]
+                tensor.detach().copy_(part.view(tensor.shape))
+                start += tensor.numel()

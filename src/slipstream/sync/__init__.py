@@ -1,0 +1,6 @@
+"""The engine: gradients out of autograd, through buckets, averaged over ranks."""
+
+from slipstream.sync.gradient_sync import GradientSync
+from slipstream.sync.report import BucketTimes, NonFinite, StepTimeline
+
+__all__ = ["BucketTimes", "GradientSync", "NonFinite", "StepTimeline"]

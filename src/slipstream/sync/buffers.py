@@ -1,0 +1,147 @@
+"""Flat buffers: one per bucket, with a view for each gradient and a flag behind them all.
+
+    flat = [ gradient 0 | gradient 1 | ... | flag 0 | flag 1 | ... ]
+
+The flag of a gradient is 1 where the rank contributed to it and 0 where it did not, so the averaged
+flag tells whether any rank did, without another collective. With `check_finite` it is NaN where the
+rank's gradient was not finite (or so large that the sum over ranks would overflow).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from slipstream.plan import Bucket
+from slipstream.sync.channel import Ticket
+
+_SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+Strides = tuple[int, ...]
+
+
+class Slot:
+    """One gradient's place in a bucket, and what happened to it in the current round.
+
+    view: the part of the bucket that holds it, with the agreed strides; stride: those strides.
+    contributed: its hook fired in this round; kept: it holds gradient that was accumulated without
+    synchronising and waits for the next round; copy_back: the parameter's layout is not the agreed
+    one, so that its gradient is a tensor of its own and gets the average copied back.
+    saved: what the view held before this round, where this rank contributes nothing to it.
+    """
+
+    __slots__ = (
+        "buffer",
+        "contributed",
+        "copy_back",
+        "flag",
+        "had_gradient",
+        "kept",
+        "name",
+        "param",
+        "saved",
+        "stride",
+        "view",
+    )
+
+    def __init__(self, name: str, param: nn.Parameter, buffer: BucketBuffer) -> None:
+        self.name = name
+        self.param = param
+        self.buffer = buffer
+        self.view: torch.Tensor
+        self.flag: torch.Tensor
+        self.stride: Strides
+        self.contributed = False
+        self.kept = False
+        self.copy_back = False
+        self.had_gradient = False
+        self.saved: torch.Tensor | None = None
+
+
+class BucketBuffer:
+    """The memory of one bucket and its state in the current round.
+
+    flat: 1-D, of the gradients' dtype (real parts and imaginary parts interleaved for complex
+    ones); flags: its tail, one element a gradient.
+    """
+
+    def __init__(
+        self, bucket: Bucket, params: Mapping[str, nn.Parameter], strides: Mapping[str, Strides]
+    ) -> None:
+        members = [(name, params[name]) for name in bucket.gradients]
+        first = members[0][1]
+        widths = [p.numel() * (2 if p.is_complex() else 1) for _, p in members]
+        self.bytes = bucket.bytes
+        self.flat = torch.zeros(
+            sum(widths) + len(members), dtype=_real_dtype(first.dtype), device=first.device
+        )
+        self.flags = self.flat[sum(widths) :]
+        self.local_flags: torch.Tensor | None = None
+        self.missing = 0
+        self.ready_seconds = 0.0
+        self.ticket: Ticket | None = None
+        self.slots: list[Slot] = []
+        start = 0
+        for position, ((name, param), width) in enumerate(zip(members, widths, strict=True)):
+            slot = Slot(name, param, self)
+            slot.view = _view(self.flat[start : start + width], param, strides[name])
+            slot.stride = slot.view.stride()
+            slot.flag = self.flags[position]
+            self.slots.append(slot)
+            start += width
+
+    def begin(self) -> None:
+        """Starts a round: nothing contributed, nothing sent."""
+        self.missing = len(self.slots)
+        self.ticket = None
+        self.flags.fill_(1.0)
+        for slot in self.slots:
+            slot.contributed = False
+            slot.copy_back = False
+            slot.saved = None
+
+
+def agreed_strides(param: torch.Tensor) -> Strides:
+    """The strides under which a gradient travels: the parameter's own where they are gapless.
+
+    A complex, overlapping or gappy parameter travels in row-major order.
+    """
+    if param.is_complex() or not _is_gapless(param):
+        return torch.empty(param.shape, device="meta").stride()
+    return param.stride()
+
+
+def mark_finite(slot: Slot, world_size: int) -> None:
+    """Sets the slot's flag to NaN when its view is not finite or its sum would overflow.
+
+    No value is read back, so nothing waits on a GPU.
+    """
+    if slot.view.numel() == 0:
+        return
+    largest = torch.linalg.vector_norm(slot.view, ord=float("inf"))
+    if slot.view.dtype not in _SIXTEEN_BIT:  # those are summed in 32 bits
+        largest = largest * world_size
+    slot.flag.add_(largest.to(slot.flag.dtype).mul_(0.0))
+
+
+def _view(flat: torch.Tensor, param: torch.Tensor, stride: Strides) -> torch.Tensor:
+    if param.is_complex():
+        pairs = flat.view(param.numel(), 2)
+        return torch.view_as_complex(pairs).view(param.shape)
+    return flat.as_strided(param.shape, stride)
+
+
+def _is_gapless(param: torch.Tensor) -> bool:
+    """Whether the strides visit each of numel() adjacent elements exactly once."""
+    expected = 1
+    dims = [(s, n) for s, n in zip(param.stride(), param.shape, strict=True) if n != 1]
+    for stride, size in sorted(dims):
+        if stride != expected:
+            return param.numel() == 0
+        expected *= size
+    return True
+
+
+def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+    return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

@@ -1,0 +1,262 @@
+"""Carries out a plan: gradients into buckets, buckets onto the channel, averages into `p.grad`.
+
+A round is one synchronised backward, in these phases:
+
+    begin    every bucket waits for all of its gradients
+    ready    a gradient is copied into its bucket; a full bucket goes out, in plan order
+    seal     backward has ended: what is missing counts as zero, the remaining buckets go out
+    finish   every bucket is back; gradients that only other ranks used are handed out
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from slipstream.comm import Collective
+from slipstream.errors import UnsupportedModel
+from slipstream.plan import Plan
+from slipstream.sync.buffers import BucketBuffer, Slot, Strides, mark_finite
+from slipstream.sync.channel import Ticket
+
+
+class Channel(Protocol):
+    """Where operations go, in order."""
+
+    def submit(self, operation: Callable[[], None]) -> Ticket:
+        """Queues an operation."""
+        ...
+
+    def close(self, timeout_seconds: float) -> None:
+        """Ends the channel."""
+        ...
+
+
+class Reducer:
+    """The buckets of one plan over the parameters of one model.
+
+    params: all trainable parameters by name; strides: the agreed ones by name. Gradients become
+    views of the buckets (`p.grad` is replaced), except where a parameter's layout is another than
+    the agreed one. Memory: the gradients once, plus one element per parameter.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        params: Mapping[str, nn.Parameter],
+        strides: Mapping[str, Strides],
+        collective: Collective,
+        channel: Channel,
+        *,
+        world_size: int,
+        check_finite: bool,
+    ) -> None:
+        self.plan = plan
+        self.buffers = [BucketBuffer(bucket, params, strides) for bucket in plan.reduce]
+        self.slots = {slot.name: slot for buffer in self.buffers for slot in buffer.slots}
+        self.in_flight = False
+        self.hold = False
+        self._always_hold = False
+        self._next = 0
+        self._late: list[BucketBuffer] = []
+        self._collective = collective
+        self._channel = channel
+        self._world_size = world_size
+        self._check_finite = check_finite
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether a backward that did not synchronise has left gradients for the next round."""
+        return any(slot.kept for slot in self.slots.values())
+
+    @property
+    def started(self) -> bool:
+        """Whether a bucket of this round has gone out."""
+        return self._next > 0
+
+    def begin(self) -> None:
+        """Opens a round. The one before must have been finished."""
+        self._next = 0
+        self._late = []
+        self.hold = self._always_hold
+        self.in_flight = True
+        for buffer in self.buffers:
+            buffer.begin()
+
+    def keep(self, slot: Slot) -> None:
+        """Takes note of a gradient that was accumulated without synchronising."""
+        self._absorb(slot)
+        slot.kept = True
+
+    def ready(self, slot: Slot) -> None:
+        """Takes a gradient that has just been accumulated; sends its bucket if that is complete."""
+        self._absorb(slot)
+        buffer = slot.buffer
+        if slot.contributed:
+            self._again(slot)
+            return
+        slot.contributed = True
+        if self._check_finite:
+            mark_finite(slot, self._world_size)
+        buffer.missing -= 1
+        if buffer.missing == 0:
+            buffer.ready_seconds = time.perf_counter()
+            if not self.hold:
+                self._send_ready()
+
+    def wait_for(self, slot: Slot, timeout_seconds: float) -> None:
+        """Waits until the slot's bucket is not in flight, before anything is added to its view."""
+        if slot.buffer.ticket is not None:
+            slot.buffer.ticket.wait(timeout_seconds)
+
+    def seal(self) -> None:
+        """Closes the round: missing gradients count as zero, and every bucket goes out."""
+        for buffer in self.buffers:
+            if buffer.missing:
+                for slot in buffer.slots:
+                    if not slot.contributed:
+                        self._fill(slot)
+                buffer.missing = 0
+                buffer.ready_seconds = time.perf_counter()
+        self._send_ready()
+        for buffer in self._late:
+            self._send(buffer)
+
+    def finish(self, timeout_seconds: float) -> float:
+        """Waits for every bucket and hands the averages out; returns the seconds spent waiting.
+
+        Raises the error of the first bucket that failed.
+        """
+        started = time.perf_counter()
+        for buffer in self.buffers:
+            assert buffer.ticket is not None
+            buffer.ticket.wait(timeout_seconds)
+        waited = time.perf_counter() - started
+        cleared = self._cleared()
+        for buffer in self.buffers:
+            for slot in buffer.slots:
+                if slot.copy_back and slot.param.grad is not None:
+                    slot.param.grad.copy_(slot.view)
+                elif not slot.contributed:
+                    self._settle(slot, cleared)
+                slot.kept = False
+        self.in_flight = False
+        return waited
+
+    def first_failed(self) -> int:
+        """The index of the first bucket of this round that failed or has not come back."""
+        for index, buffer in enumerate(self.buffers):
+            if buffer.ticket is None or buffer.ticket.error is not None:
+                return index
+        return len(self.buffers) - 1
+
+    def _absorb(self, slot: Slot) -> None:
+        """Moves the gradient into the bucket and makes `p.grad` the view of it."""
+        param, view = slot.param, slot.view
+        grad = param.grad
+        if grad is view or grad is None:
+            return
+        if grad.requires_grad:
+            raise UnsupportedModel(
+                f"The gradient of {slot.name!r} was made with create_graph=True; averages over "
+                "ranks are not differentiable. Use torch.autograd.grad for higher-order terms and "
+                "keep the final backward plain."
+            )
+        if grad.dtype != view.dtype:
+            raise UnsupportedModel(
+                f"Parameter {slot.name!r} changed its dtype to {grad.dtype} after GradientSync was "
+                "made; close it and make another after converting the model."
+            )
+        with torch.no_grad():
+            if grad.layout is not torch.strided:
+                _warn_sparse(slot.name)
+                view.copy_(grad.to_dense())
+                param.grad = view if param.stride() == slot.stride else grad.to_dense()
+            else:
+                view.copy_(grad)
+                if param.stride() == slot.stride:
+                    param.grad = view
+        slot.copy_back = param.grad is not view
+
+    def _again(self, slot: Slot) -> None:
+        """A second gradient in one round, after its bucket may have gone out without it."""
+        buffer = slot.buffer
+        first_late = buffer.ticket is not None and buffer not in self._late
+        if first_late:
+            buffer.flags.fill_(1.0)
+        if self._check_finite:
+            for member in buffer.slots if first_late else [slot]:
+                mark_finite(member, self._world_size)
+        if not first_late:
+            return
+        self._late.append(buffer)
+        self.hold = self._always_hold = True
+        warnings.warn(
+            f"Parameter {slot.name!r} received gradient twice in one backward, the second time "
+            "after its bucket had been sent (reentrant checkpointing of a shared module does "
+            "this). The bucket is sent again, and from now on buckets wait for the end of "
+            "backward; use_reentrant=False keeps the overlap.",
+            stacklevel=2,
+        )
+
+    def _fill(self, slot: Slot) -> None:
+        """What travels for a gradient whose hook did not fire in this round."""
+        grad = slot.param.grad
+        slot.had_gradient = grad is not None
+        if slot.kept and grad is not None:
+            self._absorb(slot)
+            slot.contributed = True
+            if self._check_finite:
+                mark_finite(slot, self._world_size)
+            return
+        slot.flag.zero_()
+        with torch.no_grad():
+            if grad is None:
+                slot.view.zero_()
+            elif grad is slot.view:
+                slot.saved = slot.view.clone()
+            else:
+                slot.view.copy_(grad)
+
+    def _send_ready(self) -> None:
+        while self._next < len(self.buffers) and self.buffers[self._next].missing == 0:
+            self._send(self.buffers[self._next])
+            self._next += 1
+
+    def _send(self, buffer: BucketBuffer) -> None:
+        if self._check_finite:
+            buffer.local_flags = buffer.flags.clone()
+        average, flat = self._collective.average_, buffer.flat
+        buffer.ticket = self._channel.submit(lambda: average(flat))
+
+    def _settle(self, slot: Slot, cleared: bool) -> None:
+        """Hands out a gradient to which this rank contributed nothing, or leaves it as it was."""
+        param = slot.param
+        with torch.no_grad():
+            if slot.flag.item() == 0.0:  # no rank used it
+                if slot.saved is not None:
+                    slot.view.copy_(slot.saved)
+            elif not cleared and (param.grad is not None or not slot.had_gradient):
+                if param.stride() == slot.stride:
+                    param.grad = slot.view
+                else:
+                    param.grad = torch.empty_like(param).copy_(slot.view)
+        slot.saved = None
+
+    def _cleared(self) -> bool:
+        """Whether the user dropped the gradients while they were in flight (GANs do)."""
+        took_part = [slot for slot in self.slots.values() if slot.contributed]
+        return bool(took_part) and all(slot.param.grad is None for slot in took_part)
+
+
+def _warn_sparse(name: str) -> None:
+    warnings.warn(
+        f"The gradient of {name!r} is sparse; it is made dense to be averaged. Set sparse=False in "
+        "its embedding to avoid the conversion.",
+        stacklevel=2,
+    )
