@@ -67,7 +67,7 @@ def run_ranks(
 def run_ranks_settled(
     fn: Callable[[Rank], Any], world_size: int, *, timeout_seconds: float = 10.0
 ) -> list[Any]:
-    """Like `run_ranks`, but an error takes its rank's place in the result instead of being raised."""
+    """Like `run_ranks`, but an error takes its rank's place in the result."""
     store = HashStore()
     store.set_timeout(timedelta(seconds=timeout_seconds))
     outcomes: list[Any] = [None] * world_size

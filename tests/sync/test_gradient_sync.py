@@ -9,55 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Rank, run_ranks
 from torch import nn
 
+from ranks import Rank, run_ranks
 from slipstream.errors import PlanError, SlipstreamError, UnsupportedModel
 from slipstream.plan import Bucket, Plan
 from slipstream.sync import GradientSync
+from small_models import assert_matches, batch, gradients, loss_of, mlp, weights
 
 PLANNERS = ["wfbp", "single", "fixed", "ddp"]
-
-
-def mlp(seed: int = 0) -> nn.Sequential:
-    layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 6), nn.Linear(6, 3))
-    return reseeded(layers.double(), seed)
-
-
-def reseeded(model: Any, seed: int) -> Any:
-    """The model with weights from a generator of its own: thread ranks share the global one."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for param in model.parameters():
-            param.copy_(torch.randn(param.shape, generator=generator, dtype=param.dtype) / 2)
-    return model
-
-
-def batch(rank: int, step: int = 0, size: int = 4) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(size, 4, dtype=torch.float64, generator=generator)
-
-
-def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return model(x).square().mean()
-
-
-def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
-    return {n: None if p.grad is None else p.grad.clone() for n, p in model.named_parameters()}
-
-
-def weights(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-def close_to(mine: dict[str, Any], reference: dict[str, Any]) -> bool:
-    assert mine.keys() == reference.keys()
-    for name, value in reference.items():
-        if value is None or mine[name] is None:
-            assert value is None and mine[name] is None, name
-        else:
-            torch.testing.assert_close(mine[name], value, rtol=1e-12, atol=1e-15)
-    return True
 
 
 @pytest.mark.parametrize("planner", PLANNERS)
@@ -83,7 +43,7 @@ def test_gradients_equal_one_process_on_the_joined_batch(planner: str, world_siz
         loss_of(reference, joined).backward()
         optimizer.step()
     for mine, final in outcomes:
-        assert close_to(mine, gradients(reference))
+        assert_matches(mine, gradients(reference))
         assert torch.equal(final, outcomes[0][1]), "ranks hold the same bits"
 
 
@@ -136,7 +96,7 @@ def test_accumulation_averages_all_micro_batches_in_the_last_backward() -> None:
     for micro in range(3):
         loss_of(reference, torch.cat([batch(r, micro) for r in range(2)])).backward()
     for mine in run_ranks(train, 2):
-        assert close_to(mine, gradients(reference))
+        assert_matches(mine, gradients(reference))
 
 
 def test_no_sync_is_left_by_an_exception() -> None:
@@ -161,7 +121,7 @@ def test_several_backwards_equal_one_on_the_sum() -> None:
     joined = [torch.cat([batch(r, step) for r in range(2)]) for step in range(3)]
     torch.stack([loss_of(reference, x) for x in joined]).sum().backward()
     for mine in run_ranks(train, 2):
-        assert close_to(mine, gradients(reference))
+        assert_matches(mine, gradients(reference))
 
 
 def test_wait_in_update_gives_the_same_weights_as_wait_in_backward() -> None:
@@ -226,7 +186,7 @@ def test_three_backwards_while_a_delayed_collective_is_in_flight() -> None:
     for step in range(3):
         loss_of(reference, torch.cat([batch(r, step) for r in range(2)])).backward()
     for mine in run_ranks(train, 2):
-        assert close_to(mine, gradients(reference))
+        assert_matches(mine, gradients(reference))
 
 
 def test_named_plans_learn_the_order_in_which_gradients_become_ready() -> None:
@@ -299,7 +259,7 @@ def test_close_removes_every_trace_and_the_model_lives_on() -> None:
     sync.close()
     for param in model.parameters():
         assert not param._backward_hooks
-        assert not param._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        assert not param._post_accumulate_grad_hooks
     model.zero_grad()
     loss_of(model, batch(0)).backward()
     assert sync.timeline.buckets, "the last timeline stays readable"
