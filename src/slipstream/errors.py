@@ -8,6 +8,7 @@
     |- RanksDiffer            ranks disagree about the model, the plan or the settings
     |- RankFailure            a rank did not come to a collective within the time limit
     |- NonFiniteGradients     a gradient became infinite or NaN and the policy is to stop
+    |- TrainingStopped        training was asked to stop, has saved and can be resumed
     |- CheckpointError        a checkpoint that cannot be written, found, trusted or applied
     |- RunFolderError         a run folder that cannot be used
     `- LaunchError            ranks could not be started
@@ -47,6 +48,10 @@ class RankFailure(SlipstreamError):
 
 class NonFiniteGradients(SlipstreamError):
     """Gradients became infinite or NaN, and the policy is to stop."""
+
+
+class TrainingStopped(SlipstreamError):
+    """Training was asked to stop; it has saved its state and can be resumed."""
 
 
 class CheckpointError(SlipstreamError):

@@ -1,0 +1,172 @@
+"""One rank's run from its recipe to its summary: join, build, restore, train, sum up."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slipstream.cluster import Cluster
+from slipstream.plan import Plan
+from slipstream.report import build_report, environment
+from slipstream.sync import GradientSync
+from slipstream.train.build import Data, build_data, build_model, build_optimizer, build_schedule
+from slipstream.train.checkpoint import (
+    CheckpointWriter,
+    LoadedCheckpoint,
+    StopSignal,
+    apply,
+    find_checkpoint,
+    load,
+)
+from slipstream.train.display import open_display
+from slipstream.train.distributed import Job, join_job
+from slipstream.train.metrics import MetricsWriter, truncate_after
+from slipstream.train.progress import Progress
+from slipstream.train.recipe import Recipe
+from slipstream.train.recorder import Recorder
+from slipstream.train.run_folder import claim_run_folder, write_text_atomic
+from slipstream.train.stopping import StopAgreement, StopRequest
+from slipstream.train.summary import summarise
+from slipstream.train.training import Outputs, Parts, Training
+
+CHECKPOINTS = "checkpoints"
+
+
+def run_training(
+    recipe: Recipe, *, run_folder: Path, cluster: Cluster, resume: Path | None = None
+) -> dict[str, Any]:
+    """Trains as one rank of the job around this process; returns the summary, on every rank.
+
+    run_folder: exists and is this run's own; rank 0 writes into it. resume: a checkpoint, or the
+    folder of a run. SIGTERM and SIGINT save and raise TrainingStopped. Raises SlipstreamErrors for
+    everything that a user can mend.
+    """
+    with (
+        StopSignal(recipe.checkpoint.grace_seconds) as request,
+        join_job(cluster, timeout_seconds=recipe.sync.timeout_seconds) as job,
+    ):
+        set_threads(recipe, job)
+        with job.telling_peers("training"):
+            recipe.validate_for(job.world_size)
+            data = build_data(recipe, job)
+            return train(recipe, job, data, request, run_folder=run_folder, resume=resume)
+
+
+def set_threads(recipe: Recipe, job: Job) -> None:
+    """Sets this process's CPU threads: the recipe's, or its fair share of the node's cores."""
+    local_ranks = len(job.cluster.ranks_of_node(job.cluster.node_of(job.rank)))
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(recipe.train.threads_per_rank or max(1, cores // local_ranks))
+
+
+def train(
+    recipe: Recipe,
+    job: Job,
+    data: Data,
+    request: StopRequest,
+    *,
+    run_folder: Path,
+    resume: Path | None = None,
+) -> dict[str, Any]:
+    """Trains on data that is already dealt to the job's ranks; returns the summary on every rank.
+
+    Changes nothing of the process around it, so that ranks may be threads.
+    """
+    loaded = load(find_checkpoint(resume)) if resume else None
+    with _outputs(recipe, job, run_folder, loaded) as outputs:
+        parts = _build_parts(recipe, job, data, loaded)
+        progress = Progress()
+        if loaded is not None:
+            progress = Progress.from_counters(loaded.counters, str(loaded.path))
+            outputs.recorder.write({"kind": "resume", "step": progress.step})
+        steps_per_epoch = data.sampler.steps_per_epoch
+        outputs.recorder.start(
+            f"{recipe.name}, {recipe.model.name} on {job.world_size} ranks",
+            total_steps=recipe.train.epochs * steps_per_epoch,
+            num_epochs=recipe.train.epochs,
+            first_step=progress.step,
+        )
+        stop = StopAgreement(job, request)
+        Training(recipe, job, data, parts, outputs, stop, progress).run()
+        summary = summarise(recipe, job, parts.model, progress, run_folder)
+        parts.sync.close()
+    job.on_rank_zero(lambda: _finish_folder(run_folder, summary), "writing the report")
+    return summary
+
+
+def _build_parts(recipe: Recipe, job: Job, data: Data, loaded: LoadedCheckpoint | None) -> Parts:
+    """Model, optimizer and engine, as the recipe starts them or as a checkpoint holds them."""
+    model = build_model(recipe, data.train, job.device)
+    optimizer = build_optimizer(recipe, model)
+    settings = recipe.sync
+    plan: str | Plan = settings.planner
+    if settings.plan_file:
+        plan = Plan.load(Path(settings.plan_file))
+    if loaded is not None:
+        loaded.require_layout(
+            world_size=job.world_size, global_batch_size=recipe.train.global_batch_size
+        )
+        apply(loaded, model, optimizer)
+        if loaded.plan is not None:
+            plan = Plan.from_json(loaded.plan, f"the plan in {loaded.path}")
+    limits = ("first_bytes", "cap_bytes", "last_bytes")
+    is_fixed = settings.planner == "fixed" and isinstance(plan, str)
+    sync = GradientSync(
+        model,
+        plan=plan,
+        plan_options={limit: getattr(settings, limit) for limit in limits} if is_fixed else None,
+        group=job.gradient_group,
+        store=job.store,
+        timeout_seconds=settings.timeout_seconds,
+        check_finite=True,
+        cluster=job.cluster,
+    )
+    if settings.wait == "update":
+        sync.attach(optimizer)
+    return Parts(model, optimizer, sync, build_schedule(recipe, data.sampler.steps_per_epoch))
+
+
+@contextmanager
+def _outputs(
+    recipe: Recipe, job: Job, run_folder: Path, loaded: LoadedCheckpoint | None
+) -> Iterator[Outputs]:
+    """Opens what the run writes to, on rank 0, and closes it at the end."""
+    metrics_file = run_folder / "metrics.jsonl"
+    with ExitStack() as stack:
+        display = stack.enter_context(open_display(rank=job.rank))
+        metrics: MetricsWriter | None = None
+
+        def open_folder() -> None:
+            nonlocal metrics
+            stack.callback(claim_run_folder(run_folder).release)
+            if loaded is not None:
+                truncate_after(metrics_file, loaded.step)
+            write_text_atomic(run_folder / "recipe.toml", recipe.to_toml())
+            write_text_atomic(
+                run_folder / "environment.json", json.dumps(environment(), indent=1) + "\n"
+            )
+            metrics = stack.enter_context(MetricsWriter(metrics_file))
+
+        job.on_rank_zero(open_folder, "opening the run folder")
+        checkpoints = stack.enter_context(
+            CheckpointWriter(
+                run_folder / CHECKPOINTS,
+                keep_last=recipe.checkpoint.keep_last,
+                keep_best=int(recipe.checkpoint.keep_best),
+                is_writer=job.rank == 0,
+                warn=display.note,
+            )
+        )
+        plan_file = run_folder / "plan.json" if job.rank == 0 else None
+        yield Outputs(Recorder(display, metrics), checkpoints, plan_file)
+
+
+def _finish_folder(run_folder: Path, summary: dict[str, Any]) -> None:
+    write_text_atomic(run_folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    build_report(run_folder)

@@ -1,0 +1,139 @@
+"""One training step: forward and backward of each micro-batch, wait, check, update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from slipstream.data import Batch
+from slipstream.optim.schedules import Schedule
+from slipstream.sync import GradientSync, NonFinite
+from slipstream.train.guard import BufferGuard
+from slipstream.train.settings import TrainSettings
+from slipstream.train.spans import StepClock
+
+_MASK = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did on this rank.
+
+    loss: mean over micro-batches of their mean losses (scalar, detached); correct: correctly
+    classified samples (scalar int64); learning_rate: of this update; gradient_norm: of the averaged
+    gradients before clipping, None where nobody asked; nonfinite: where gradients were infinite or
+    NaN, the same on every rank; the weights, momentum and buffers then are as before the step.
+    """
+
+    loss: Tensor
+    correct: Tensor
+    samples: int
+    learning_rate: float
+    gradient_norm: Tensor | None
+    nonfinite: NonFinite | None
+
+
+class Stepper:
+    """Trains one step at a time; mutates model, optimizer and (through `sync`) gradients.
+
+    The random streams of layers such as dropout are a function of (seed, step, rank), so a resumed
+    run needs no generator state.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        sync: GradientSync,
+        schedule: Schedule,
+        settings: TrainSettings,
+        *,
+        device: torch.device,
+    ) -> None:
+        self.clock = StepClock()
+        self._model = model
+        self._optimizer = optimizer
+        self._sync = sync
+        self._schedule = schedule
+        self._settings = settings
+        self._device = device
+        self._guard = BufferGuard(model) if settings.on_nonfinite == "skip" else None
+
+    def run(
+        self, window: Sequence[Batch], *, step: int, update: int, measure_norm: bool = False
+    ) -> StepResult:
+        """Trains on the micro-batches of `window`, weighting each by 1 / len(window).
+
+        step: seeds the random streams; update: decides the learning rate; measure_norm: also
+        computes the gradient norm where nothing is clipped.
+        """
+        self._prepare(step)
+        loss = torch.zeros((), device=self._device)
+        correct = torch.zeros((), dtype=torch.int64, device=self._device)
+        for number, batch in enumerate(window, start=1):
+            is_last = number == len(window)
+            with nullcontext() if is_last else self._sync.no_sync():
+                labels = batch.labels.to(self._device, non_blocking=True)
+                logits = self._model(batch.images.to(self._device, non_blocking=True))
+                part = self._loss(logits, labels) / len(window)
+                self.clock.cut("forward")
+                part.backward()
+                self.clock.cut("backward")
+            loss += part.detach()
+            correct += (logits.detach().argmax(dim=1) == labels).sum()
+        self._sync.wait()
+        nonfinite = self._sync.nonfinite()
+        self.clock.cut("wait", "wait for gradients")
+        rate = self._schedule.rate(update)
+        norm = None if nonfinite else self._update(rate, measure_norm)
+        if nonfinite and self._guard:
+            self._guard.restore()
+        self.clock.cut("update")
+        samples = sum(batch.labels.numel() for batch in window)
+        return StepResult(loss, correct, samples, rate, norm, nonfinite)
+
+    def _prepare(self, step: int) -> None:
+        self._optimizer.zero_grad()
+        if self._guard:
+            self._guard.remember()
+        torch.manual_seed(stream_seed(self._settings.seed, step, self._sync.rank))
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
+
+    def _update(self, rate: float, measure_norm: bool) -> Tensor | None:
+        """Clips and steps at the given rate; returns the gradient norm where it was computed."""
+        norm = None
+        if self._settings.clip_grad_norm > 0:
+            norm = self._sync.clip_grad_norm_(self._settings.clip_grad_norm)
+        elif measure_norm:
+            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        return norm
+
+
+def windows(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
+    """The micro-batches of each step, in order; the last window may hold fewer than the others."""
+    for _, window in groupby(batches, key=lambda batch: (batch.epoch, batch.step)):
+        yield list(window)
+
+
+def stream_seed(seed: int, step: int, rank: int) -> int:
+    """A seed of its own for each (seed, step, rank): no two ranks or steps share a stream."""
+    mixed = seed
+    for coordinate in (step, rank):
+        # SplitMix64's increment and multiplier spread neighbouring numbers over all 64 bits.
+        mixed = ((mixed + coordinate + 1) * 0x9E3779B97F4A7C15) % 2**64
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        mixed ^= mixed >> 31
+    return mixed & _MASK

@@ -1,0 +1,295 @@
+"""The training loop: epochs of steps, with evaluation, saving and stopping in between."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+from torch.optim import Optimizer
+
+from slipstream.errors import NonFiniteGradients, TrainingStopped
+from slipstream.optim.schedules import Schedule
+from slipstream.sync import GradientSync, NonFinite
+from slipstream.train.build import Data
+from slipstream.train.checkpoint import CheckpointWriter, Position, TrainState
+from slipstream.train.distributed import Job
+from slipstream.train.durable import write_text_atomic
+from slipstream.train.evaluate import evaluate
+from slipstream.train.progress import Progress, Totals
+from slipstream.train.recipe import Recipe
+from slipstream.train.recorder import Recorder
+from slipstream.train.step import Stepper, StepResult, windows
+from slipstream.train.stopping import StopAgreement
+from slipstream.train.tally import Tally
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is trained, and by what; `sync` wraps `model` and reduces its gradients."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    sync: GradientSync
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a run leaves what it finds out; only rank 0 writes files.
+
+    plan_file: the plan in force, None on other ranks.
+    """
+
+    recorder: Recorder
+    checkpoints: CheckpointWriter
+    plan_file: Path | None
+
+
+class Training:
+    """A run from where `progress` stands to its last epoch; every rank holds one.
+
+    Mutates the parts and `progress`. All ranks take the same steps, and whatever ends or changes a
+    run (a stop request, non-finite gradients) is decided by all of them together.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        job: Job,
+        data: Data,
+        parts: Parts,
+        outputs: Outputs,
+        stop: StopAgreement,
+        progress: Progress,
+    ) -> None:
+        self._recipe = recipe
+        self._job = job
+        self._data = data
+        self._parts = parts
+        self._outputs = outputs
+        self._stop = stop
+        self.progress = progress
+        self._stepper = Stepper(
+            parts.model,
+            parts.optimizer,
+            parts.sync,
+            parts.schedule,
+            recipe.train,
+            device=job.device,
+        )
+        self._tally = Tally(job.device)
+        self._window = Totals()
+        self._steps_per_epoch = data.sampler.steps_per_epoch
+        self._timeline_epoch = -1
+        self._plan_text = ""
+        self._began_seconds = 0.0
+
+    def run(self) -> None:
+        """Trains until the last epoch is evaluated and saved.
+
+        Raises NonFiniteGradients where the policy is to stop, TrainingStopped when a rank was asked
+        to stop (after saving), and whatever data, collectives and disks raise.
+        """
+        progress = self.progress
+        self._began_seconds = time.perf_counter() - progress.train_seconds
+        self._parts.model.train()
+        while progress.epochs < self._recipe.train.epochs:
+            self._train_epoch()
+            self._end_epoch()
+        self._stop.close()
+        progress.train_seconds = time.perf_counter() - self._began_seconds
+
+    def _train_epoch(self) -> None:
+        """Trains what is left of the epoch under way."""
+        progress = self.progress
+        start_step = progress.step - progress.epochs * self._steps_per_epoch
+        clock = self._stepper.clock
+        with self._data.batches(progress.epochs, start_step) as batches:
+            clock.begin()
+            for window in windows(batches):
+                waited_seconds = clock.cut("input", "wait for input")
+                is_logged = self._every(self._recipe.run.log_every_steps, progress.step + 1)
+                result = self._stepper.run(
+                    window, step=progress.step, update=progress.updates, measure_norm=is_logged
+                )
+                self._account(result, waited_seconds)
+                if is_logged:
+                    self._log(result)
+                self._save_or_stop()
+                clock.begin()
+
+    def _account(self, result: StepResult, waited_seconds: float) -> None:
+        """Counts a step that is done; a skipped one is no update, so the rate stays."""
+        progress = self.progress
+        if result.nonfinite is not None:
+            self._refuse(result.nonfinite)
+            progress.step += 1
+            return
+        progress.step += 1
+        progress.updates += 1
+        timeline = self._parts.sync.timeline
+        self._tally.add(
+            loss=result.loss,
+            correct=result.correct,
+            samples=result.samples,
+            seconds=self._stepper.clock.seconds,
+            hidden_seconds=timeline.hidden_seconds,
+            exposed_seconds=timeline.exposed_seconds,
+            input_wait_seconds=waited_seconds,
+        )
+
+    def _refuse(self, nonfinite: NonFinite) -> None:
+        """Ends the run or notes the skipped step, by the recipe's policy."""
+        step = self.progress.step + 1
+        ranks = ", ".join(str(rank) for rank in nonfinite.ranks)
+        where = (
+            f"at step {step} on rank{'s' if len(nonfinite.ranks) > 1 else ''} {ranks}, "
+            f"first in {nonfinite.parameter}"
+        )
+        if self._recipe.train.on_nonfinite == "stop":
+            raise NonFiniteGradients(
+                f"Gradients became infinite or NaN {where}; the weights are as after step "
+                f"{step - 1}. Lower optimizer.learning_rate, set train.clip_grad_norm, or leave "
+                "such steps out with train.on_nonfinite=skip."
+            )
+        self._outputs.recorder.write(
+            {
+                "kind": "skip",
+                "step": step,
+                "ranks": list(nonfinite.ranks),
+                "parameter": nonfinite.parameter,
+            }
+        )
+        self._outputs.recorder.note(f"skipped an update: gradients were not finite {where}")
+
+    def _share(self) -> None:
+        """Adds what all ranks have trained since the last time to the sums of the run."""
+        totals = self._tally.share(self._job)
+        for sums in (self._window, self.progress.epoch, self.progress.run):
+            sums.add(totals)
+
+    def _log(self, result: StepResult) -> None:
+        """Records the steps since the last record, and once an epoch the timeline of this one."""
+        self._share()
+        window, self._window = self._window, Totals()
+        if window.steps == 0:
+            return
+        self._stop.pace(window.step_seconds)
+        progress = self.progress
+        self._outputs.recorder.write(
+            {
+                "kind": "step",
+                "step": progress.step,
+                "epoch": progress.epochs + 1,
+                "loss": window.mean_loss,
+                "accuracy": window.accuracy,
+                "learning_rate": result.learning_rate,
+                "images_per_second": window.images_per_second,
+                "communication_hidden_seconds": window.hidden_seconds / window.steps,
+                "communication_exposed_seconds": window.exposed_seconds / window.steps,
+                "gradient_norm": None
+                if result.gradient_norm is None
+                else float(result.gradient_norm),
+                "input_wait_seconds": window.input_wait_seconds / window.steps,
+            }
+        )
+        if self._timeline_epoch != progress.epochs and result.nonfinite is None:
+            self._timeline_epoch = progress.epochs
+            self._outputs.recorder.write(
+                self._stepper.clock.record(progress.step, self._parts.sync.timeline)
+            )
+        self._write_plan()
+
+    def _save_or_stop(self) -> None:
+        """Saves when that is due; saves and ends the run when a rank was asked to stop."""
+        step = self.progress.step
+        if self._every(self._recipe.checkpoint.every_steps, step):
+            self._save()
+        if self._stop.reached(step):
+            self._save(block=True)
+            self._stop.close()
+            raise TrainingStopped(
+                f"Training stopped as asked after step {step}, which is saved; go on with --resume."
+            )
+
+    def _end_epoch(self) -> None:
+        """Records the epoch, evaluates and saves where that is due."""
+        self._share()
+        progress = self.progress
+        number = progress.epochs + 1
+        is_last = number == self._recipe.train.epochs
+        self._outputs.recorder.write(
+            {
+                "kind": "epoch",
+                "step": progress.step,
+                "epoch": number,
+                "train_loss": progress.epoch.mean_loss,
+                "train_accuracy": progress.epoch.accuracy,
+                "seconds": progress.epoch.seconds,
+                "images_per_second": progress.epoch.images_per_second,
+            }
+        )
+        accuracy = None
+        if is_last or self._every(self._recipe.train.evaluate_every_epochs, number):
+            accuracy = self._evaluate(number)
+        progress.epochs = number
+        progress.epoch = Totals()
+        if is_last or self._every(self._recipe.checkpoint.every_epochs, number):
+            self._save(metric=accuracy)
+
+    def _evaluate(self, number: int) -> float:
+        """Evaluates with rank 0's buffers on every rank; returns the test accuracy."""
+        self._parts.sync.sync_buffers()
+        result = evaluate(
+            self._parts.model, self._data.test, self._job, mean=self._data.mean, std=self._data.std
+        )
+        self.progress.test_accuracy = result.accuracy
+        self._outputs.recorder.write(
+            {
+                "kind": "evaluation",
+                "step": self.progress.step,
+                "epoch": number,
+                "test_loss": result.loss,
+                "test_accuracy": result.accuracy,
+            }
+        )
+        return result.accuracy
+
+    def _save(self, metric: float | None = None, *, block: bool = False) -> None:
+        """Saves the run as it stands, in the background unless `block`."""
+        self._share()
+        self._parts.sync.sync_buffers()
+        progress = self.progress
+        progress.train_seconds = time.perf_counter() - self._began_seconds
+        position = Position(
+            epoch=progress.epochs,
+            step_in_epoch=progress.step - progress.epochs * self._steps_per_epoch,
+            world_size=self._job.world_size,
+            global_batch_size=self._recipe.train.global_batch_size,
+            seed=self._recipe.train.seed,
+        )
+        state = TrainState(
+            model=self._parts.model,
+            optimizer=self._parts.optimizer,
+            position=position,
+            counters=progress.to_counters(),
+            plan=self._parts.sync.plan.to_json(),
+            recipe=self._recipe.to_toml(),
+        )
+        self._outputs.checkpoints.save(state, progress.step, metric, block=block)
+
+    def _write_plan(self) -> None:
+        """Keeps plan.json at the plan in force."""
+        if self._outputs.plan_file is None:
+            return
+        text = self._parts.sync.plan.to_json()
+        if text != self._plan_text:
+            write_text_atomic(self._outputs.plan_file, text)
+            self._plan_text = text
+
+    @staticmethod
+    def _every(interval: int, count: int) -> bool:
+        """Whether something that happens every `interval` (0 = never) is due at `count`."""
+        return interval > 0 and count % interval == 0
