@@ -1,0 +1,249 @@
+"""Slipstream's engine against torch DDP: one step, same buckets, no slow link.
+
+Two cases, each with 4 ranks (real processes on this machine, one thread each, Gloo):
+  resnet18   torchvision's ResNet-18 on 64x64 images, real compute
+  sleeping   the 161 tensors of ResNet-50 at a quarter of their size, compute replaced by sleep
+
+DDP runs with gradient_as_bucket_view=True and forward_sync_buffers=False (the newer name of
+broadcast_buffers=False), with and without batched_grad_copy; the faster of the two is the
+baseline. Buckets: DDP's default caps for resnet18, a quarter of them for the scaled list. The
+engine gets a Plan made of the buckets that DDP arrived at after its rebuild. A step is zero_grad
+(to None, the default), forward, loss and backward, after which p.grad holds the average; the
+optimizer, the same for both, is left out. After the warm-up the variants take turns, each turn in
+another order; a step lasts as long as its slowest rank. A pair is one turn.
+
+Gradient memory: bytes of every tensor that wrapping and stepping brought into being and that
+lives after backward, each storage counted once, and compared exactly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from harness import Figure, at_most, finish, options, paired_ratio
+from processes import run_processes
+from sleeping import SleepingModel, resnet50_sizes
+from slipstream import Bucket, GradientSync, Plan
+
+CASES = ("resnet18", "sleeping")
+SCALE = 0.25
+DDP_VARIANTS = {"ddp": False, "ddp, batched copy": True}
+ENGINE = "engine"
+
+Step = Callable[[], None]
+
+
+def build_case(
+    case: str, rank: int, batch_size: int
+) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """A new model of the case, equal on every rank, and what computes its loss on this rank."""
+    torch.manual_seed(0)
+    if case == "resnet18":
+        from torchvision.models import resnet18
+
+        model = resnet18()
+        torch.manual_seed(rank)
+        images = torch.randn(batch_size, 3, 64, 64)
+        labels = torch.randint(0, 1000, (batch_size,))
+        return model, lambda module: cross_entropy(module(images), labels)
+    one = torch.ones(())
+    sleeping = SleepingModel(resnet50_sizes(SCALE), forward_seconds=0.05, backward_seconds=0.1)
+    return sleeping, lambda module: module(one)
+
+
+def wrap_ddp(model: nn.Module, case: str, batched_grad_copy: bool) -> DistributedDataParallel:
+    """DDP at its best settings for this case."""
+    return DistributedDataParallel(
+        model,
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        batched_grad_copy=batched_grad_copy,
+        bucket_cap_mb=25 * SCALE if case == "sleeping" else None,
+    )
+
+
+def plan_of_ddp(ddp: DistributedDataParallel, num_ranks: int) -> Plan:
+    """The buckets that DDP arrived at after its rebuild, as a Plan, in DDP's launch order."""
+    data = ddp._get_ddp_logging_data()
+    if not data.get("has_rebuilt_buckets"):
+        raise RuntimeError("DDP has not rebuilt its buckets yet; run more warm-up steps.")
+    parameters = [(n, p) for n, p in ddp.module.named_parameters() if p.requires_grad]
+    buckets = []
+    for text in data["rebuilt_per_bucket_param_indices"].split(","):
+        members = [parameters[int(index)] for index in text.split()]
+        size = sum(parameter.nbytes for _, parameter in members)
+        buckets.append(Bucket(gradients=tuple(name for name, _ in members), bytes=size))
+    sizes = [int(size) for size in data["rebuilt_bucket_sizes"].split(",")]
+    if [bucket.bytes for bucket in buckets] != sizes:
+        raise RuntimeError(f"DDP reports bucket sizes {sizes}, but its buckets hold {buckets}.")
+    return Plan(planner="ddp", nodes=1, ranks_per_node=num_ranks, reduce=tuple(buckets))
+
+
+def live_storages() -> dict[int, int]:
+    """Bytes of every storage that a live tensor or its gradient holds, by address."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor):
+            for tensor in (thing, thing.grad if thing.is_leaf else None):
+                if tensor is not None and tensor.device.type == "cpu":
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
+    return storages
+
+
+class Contest:
+    """The variants of one case on this rank: builds them, lets them take turns, keeps times."""
+
+    def __init__(self, case: str, rank: int, num_ranks: int, settings: dict[str, Any]) -> None:
+        self.case, self.rank, self.num_ranks, self.settings = case, rank, num_ranks, settings
+        self.steps: dict[str, Step] = {}
+        self.gradient_bytes: dict[str, int] = {}
+        self.plan: Plan | None = None
+        for name, batched in DDP_VARIANTS.items():
+            self._add_ddp(name, batched)
+        self._add_engine()
+
+    def _add_ddp(self, name: str, batched_grad_copy: bool) -> None:
+        model, loss = build_case(self.case, self.rank, self.settings["batch_size"])
+        before = live_storages()
+        ddp = wrap_ddp(model, self.case, batched_grad_copy)
+        self._enter(name, ddp, loss, before)
+        if self.plan is None:
+            self.plan = plan_of_ddp(ddp, self.num_ranks)
+
+    def _add_engine(self) -> None:
+        model, loss = build_case(self.case, self.rank, self.settings["batch_size"])
+        before = live_storages()
+        assert self.plan is not None
+        self.sync = GradientSync(model, plan=self.plan)
+        self._enter(ENGINE, model, loss, before)
+
+    def _enter(
+        self,
+        name: str,
+        module: nn.Module,
+        loss: Callable[[nn.Module], Tensor],
+        before: dict[int, int],
+    ) -> None:
+        """Warms a variant up and notes what memory its gradients take."""
+
+        def step() -> None:
+            module.zero_grad()
+            loss(module).backward()
+
+        for _ in range(self.settings["num_warmup_steps"]):
+            step()
+        after = live_storages()
+        self.gradient_bytes[name] = sum(after[key] for key in after.keys() - before.keys())
+        self.steps[name] = step
+
+    def run(self) -> dict[str, list[float]]:
+        """Seconds of every turn's step by variant, of the slowest rank."""
+        names = list(self.steps)
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(self.settings["num_pairs"]):
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                dist.barrier()
+                start = time.perf_counter()
+                self.steps[name]()
+                seconds[name].append(time.perf_counter() - start)
+        slowest = torch.tensor([seconds[name] for name in names], dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        return dict(zip(names, slowest.tolist(), strict=True))
+
+    def close(self) -> None:
+        """Takes the engine off its model."""
+        self.sync.close()
+
+
+def measure(rank: int, num_ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """What one rank does: every case in turn."""
+    results = {}
+    for case in settings["cases"]:
+        contest = Contest(case, rank, num_ranks, settings)
+        assert contest.plan is not None
+        results[case] = {
+            "seconds": contest.run(),
+            "gradient_bytes": contest.gradient_bytes,
+            "bucket_bytes": [bucket.bytes for bucket in contest.plan.reduce],
+        }
+        contest.close()
+    return results
+
+
+def evaluate(case: str, result: dict[str, Any]) -> tuple[list[Figure], dict[str, float]]:
+    """Figures and ratios of one case, against the faster variant of DDP."""
+    seconds = result["seconds"]
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    baseline = min(DDP_VARIANTS, key=lambda name: medians[name])
+    ratio = paired_ratio(seconds[ENGINE], seconds[baseline])
+    steps = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in medians.items())
+    buckets = ", ".join(f"{size / 2**20:.1f}" for size in result["bucket_bytes"])
+    versus = f"{case}: engine / {baseline}"
+    ours, theirs = result["gradient_bytes"][ENGINE], result["gradient_bytes"][baseline]
+    memory = Figure(
+        f"{case}: gradient memory, engine / {baseline}",
+        f"{ours / theirs:.6f} ({ours:,} / {theirs:,} bytes)",
+        "no more bytes",
+        ours <= theirs,
+    )
+    figures = [
+        Figure(f"{case}: median step", f"{steps} (buckets of {buckets} MiB)"),
+        at_most(f"{versus}, median of {ratio.num_pairs} pairs", ratio.median, 1.01),
+        at_most(f"{versus}, upper end of the interval", ratio.upper, 1.03),
+        Figure(f"{versus}, lower end of the interval", f"{ratio.lower:.3f}"),
+        memory,
+    ]
+    ratios = {
+        f"{case}_median": ratio.median,
+        f"{case}_lower": ratio.lower,
+        f"{case}_upper": ratio.upper,
+        f"{case}_memory": ours / theirs,
+    }
+    return figures, ratios
+
+
+def main() -> None:
+    """Runs the cases and prints the figures."""
+    parser = options(__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument(
+        "--pairs", type=int, default=None, help="turns a case (default 60, quick 6)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=None, help="images a rank (default 8, quick 2)"
+    )
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    arguments: argparse.Namespace = parser.parse_args()
+    quick: bool = arguments.quick
+    settings = {
+        "cases": arguments.cases,
+        "num_pairs": arguments.pairs or (6 if quick else 60),
+        "batch_size": arguments.batch_size or (2 if quick else 8),
+        "num_warmup_steps": 3 if quick else 8,
+    }
+    results = run_processes(measure, arguments.ranks, settings)
+    figures: list[Figure] = []
+    ratios: dict[str, float] = {}
+    for case, result in results.items():
+        case_figures, case_ratios = evaluate(case, result)
+        figures += case_figures
+        ratios |= case_ratios
+    finish("engine_vs_ddp", figures, ratios, quick=quick, ranks=arguments.ranks, settings=settings)
+
+
+if __name__ == "__main__":
+    main()
