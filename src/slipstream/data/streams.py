@@ -39,7 +39,8 @@ def random_bits(
     never draw the same 64 bits.
     """
     # An array of one element instead of a scalar: array arithmetic wraps modulo 2^64 silently.
-    state = np.array([seed & _MASK], dtype=np.uint64)
+    # The seed is mixed before anything joins it: small seeds and purposes would cancel in an XOR.
+    state = _mix(np.array([seed & _MASK], dtype=np.uint64))
     for coordinate in (int(purpose), epoch):
         state = _mix(state ^ np.uint64(coordinate & _MASK))
     return _mix(_mix(state ^ samples.astype(np.uint64)))
