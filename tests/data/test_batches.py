@@ -107,6 +107,19 @@ def test_a_rerun_is_identical_and_epochs_and_ranks_differ(image_set: ImageSet) -
     assert len(streams) == 4
 
 
+def test_the_next_epoch_may_be_prepared_beside_this_one(image_set: ImageSet) -> None:
+    dealer = sampler()
+    apart = [collect(image_set, dealer, epoch) for epoch in range(2)]
+    arguments: dict[str, Any] = {"augment": Augment(1, True), "seed": 3, "mean": MEAN, "std": STD}
+    with (
+        Batches(image_set, dealer, 0, **arguments) as this,
+        Batches(image_set, dealer, 1, **arguments) as following,
+    ):
+        for first, second, old, new in zip(this, following, *apart, strict=True):
+            assert torch.equal(first.images, old.images)
+            assert torch.equal(second.images, new.images)
+
+
 def test_the_callers_random_state_and_threads_are_left_alone(image_set: ImageSet) -> None:
     state, threads = torch.get_rng_state(), torch.get_num_threads()
     collect(image_set, sampler())
@@ -117,9 +130,10 @@ def test_the_callers_random_state_and_threads_are_left_alone(image_set: ImageSet
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mean": (0.5,)}, "one value for each of the 3 channels"),
+        ({"mean": (0.5,)}, "one finite value for each of the 3 channels"),
         ({"std": (0.5, 0.0, 0.5)}, "std above 0"),
-        ({"std": (0.5, float("nan"), 0.5)}, "std above 0"),
+        ({"std": (0.5, float("nan"), 0.5)}, "one finite value"),
+        ({"mean": (0.5, float("inf"), 0.5)}, "one finite value"),
         ({"augment": Augment(5)}, "crop_padding is 5 but the images are 6 x 5"),
     ],
 )

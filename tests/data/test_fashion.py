@@ -138,6 +138,25 @@ def test_a_named_folder_without_the_data_is_an_error_and_not_a_fetch(tmp_path: P
         prepare("fashion", tmp_path / "none")
 
 
+def test_a_place_that_cannot_be_looked_at_is_named(
+    tmp_path: Path, no_system_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_long = tmp_path / ("x" * 300)
+    for arguments in ((too_long, None), (None, too_long)):
+        with pytest.raises(DataError, match=r"x{300}.* cannot be looked at .*data\.folder"):
+            prepare("fashion", *arguments)
+    with pytest.raises(DataError, match=r"data\.folder names ~no-such-user/data, but"):
+        prepare("fashion", Path("~no-such-user/data"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(DataError, match=r"there is no home folder .* set XDG_CACHE_HOME"):
+        cache_folder(None)
+
+
 def test_the_cache_folder_follows_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -126,8 +127,9 @@ def _training_batches(
 
 def _check_statistics(image_set: ImageSet, mean: Sequence[float], std: Sequence[float]) -> None:
     channels = image_set.images.shape[1]
-    if len(mean) != channels or len(std) != channels or not all(value > 0 for value in std):
+    fit = len(mean) == len(std) == channels and all(map(math.isfinite, (*mean, *std)))
+    if not fit or min(std) <= 0:
         raise DataError(
-            f"mean and std must hold one value for each of the {channels} channels of "
+            f"mean and std must hold one finite value for each of the {channels} channels of "
             f"{image_set.name!r}, std above 0, not {list(mean)} and {list(std)}"
         )

@@ -74,20 +74,17 @@ def cached_source(cache: Path) -> Source:
 def locate(folder: Path | None, cache: Path) -> Source | None:
     """The first place that holds files of the set; None when it has to be fetched.
 
-    A `folder` that the user names is the only place looked at, itself or in torchvision's layout;
-    DataError when it does not exist or holds none of the files.
+    A `folder` that the user names is the only place looked at, itself or in torchvision's layout.
+    Raises DataError when that does not exist or holds none of the files, or when a place cannot be
+    looked at.
     """
-    if folder is not None:
-        return _users_source(folder.expanduser())
-    system = Source(
-        SYSTEM_FOLDER,
-        "run `apt-get install --reinstall dataset-fashion-mnist` as root, or name another folder "
-        "through data.folder",
-    )
-    for source in (system, cached_source(cache)):
-        if any(_path_of(source.folder, name).exists() for name in PUBLISHED):
-            return source
-    return None
+    try:
+        return _system_or_cache(cache) if folder is None else _users_source(folder)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename} cannot be looked at for Fashion-MNIST ({error.strerror}): make it "
+            "readable, or name another folder through data.folder"
+        ) from error
 
 
 def read(source: Source) -> tuple[ImageSet, ImageSet]:
@@ -99,11 +96,27 @@ def read(source: Source) -> tuple[ImageSet, ImageSet]:
     return _read_split(source, "train"), _read_split(source, "t10k")
 
 
+def _system_or_cache(cache: Path) -> Source | None:
+    system = Source(
+        SYSTEM_FOLDER,
+        "run `apt-get install --reinstall dataset-fashion-mnist` as root, or name another folder "
+        "through data.folder",
+    )
+    for source in (system, cached_source(cache)):
+        if any(_path_of(source.folder, name).exists() for name in PUBLISHED):
+            return source
+    return None
+
+
 def _users_source(folder: Path) -> Source:
     remedy = (
         "put an undamaged copy there, or leave data.folder empty to have Fashion-MNIST found or "
         "fetched"
     )
+    try:
+        folder = folder.expanduser()
+    except RuntimeError as error:
+        raise DataError(f"data.folder names {folder}, but {error}: {remedy}") from None
     if not folder.is_dir():
         raise DataError(f"data.folder names {folder}, which is not a folder: {remedy}")
     for place in (folder, folder / "FashionMNIST" / "raw", folder / "raw"):

@@ -82,7 +82,7 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     shift = np.asarray([-m / s for m, s in zip(mean, std, strict=True)], dtype=np.float32)
     # Allocated by torch because its blocks start at multiples of 64 bytes: the CPU libraries under
     # torch promise bit-equal results from run to run only for inputs aligned like that.
-    result = torch.empty(images.shape, dtype=torch.float32)
+    result = torch.empty(images.shape, dtype=torch.float32, device="cpu")
     out = result.numpy()
     np.multiply(images.numpy(), scale, out=out, dtype=np.float32)
     np.add(out, shift.reshape(-1, 1, 1), out=out)
