@@ -1,0 +1,61 @@
+"""``slipstream``: one sub-command a file, each importing what it needs only when it runs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from slipstream import __version__
+from slipstream.cli.export import export
+from slipstream.cli.report import report
+from slipstream.cli.train import train
+from slipstream.errors import SlipstreamError
+
+app = typer.Typer(
+    name="slipstream",
+    help="Data-parallel PyTorch training that scales over slow networks.",
+    no_args_is_help=True,
+    add_completion=False,
+    # Plain help: boxes would double the time that --help takes.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Example: slipstream train digits",
+)
+app.command(epilog="Example: slipstream train fashion --set train.epochs=3")(train)
+app.command(epilog="Example: slipstream export runs/mine --output weights.safetensors")(export)
+app.command(epilog="Example: slipstream report runs/mine")(report)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"slipstream {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends it with one sentence and exit code 1 or 2."""
+    try:
+        app()
+    except SlipstreamError as error:
+        print(f"slipstream: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("slipstream: interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""How a rank ended, and which of many failures is the one to tell.
+
+A failing rank writes its error to the file that the elastic launcher named to it, in the
+launcher's own JSON form plus a ``slipstream`` part. When one rank fails, others follow because
+their peer is gone; `root_cause` finds the first cause among them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import slipstream.errors
+from slipstream.errors import LaunchError, RankFailure, SlipstreamError
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+
+@dataclass(frozen=True)
+class ErrorRecord:
+    """An exception that ended a rank: class name, its text, when, and the traceback.
+
+    ``traceback`` is empty for the errors that Slipstream raises on purpose.
+    """
+
+    kind: str
+    text: str
+    time_seconds: float
+    traceback: str = ""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """A rank that ended with an exit code other than 0 (negative: by that signal)."""
+
+    rank: int
+    exit_code: int
+    record: ErrorRecord | None
+
+    @property
+    def ending(self) -> str:
+        """The exit code in words."""
+        if self.exit_code >= 0:
+            return f"ended with exit code {self.exit_code}"
+        name = signal.Signals(-self.exit_code).name
+        hint = "; the system ends processes so when memory runs out" if name == "SIGKILL" else ""
+        return f"was ended by {name}{hint}"
+
+
+def write_error(error: BaseException, path: Path | None = None) -> None:
+    """Record ``error`` in the file of this rank (by default the one its launcher named, if any)."""
+    named = os.environ.get(ERROR_FILE_VARIABLE, "")
+    target = path or (Path(named) if named else None)
+    if target is None:
+        return
+    trace = "".join(traceback.format_exception(error))
+    now = time.time()
+    record = {
+        "message": {
+            "message": f"{type(error).__name__}: {error}",
+            "extraInfo": {"py_callstack": trace, "timestamp": str(int(now))},
+        },
+        "slipstream": {
+            "kind": type(error).__name__,
+            "text": str(error),
+            "time_seconds": now,
+            "traceback": "" if isinstance(error, SlipstreamError) else trace,
+        },
+    }
+    # The launcher may look at any moment, and a half-written record would end it.
+    partial = target.with_name(f"{target.name}.partial")
+    partial.write_text(json.dumps(record), encoding="utf-8")
+    partial.replace(target)
+
+
+def read_error(path: Path) -> ErrorRecord | None:
+    """The record that a rank left, or None where it left none or died while writing it."""
+    try:
+        part = json.loads(path.read_text(encoding="utf-8"))["slipstream"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return ErrorRecord(
+        str(part["kind"]), str(part["text"]), float(part["time_seconds"]), str(part["traceback"])
+    )
+
+
+def root_cause(ends: Sequence[RankEnd]) -> RankEnd:
+    """The rank whose end made the others end; ``ends`` in the order in which they were seen.
+
+    A rank that was seen first and left no word was ended from outside. Otherwise the earliest
+    error that is not about another rank counts, and only then the earliest that is.
+    """
+    first = ends[0]
+    if first.record is None and first.exit_code not in (-signal.SIGTERM, -signal.SIGINT):
+        return first
+    told = [end for end in ends if end.record is not None]
+    own = [end for end in told if end.record and end.record.kind != RankFailure.__name__]
+    return min(own or told or [first], key=lambda end: end.record.time_seconds if end.record else 0)
+
+
+def as_error(ends: Sequence[RankEnd]) -> SlipstreamError:
+    """The one error to raise for ranks that failed, of the class that the failing rank raised."""
+    cause = root_cause(ends)
+    record = cause.record
+    if record is None:
+        return LaunchError(f"rank {cause.rank} {cause.ending}.{_words_of_others(ends, cause)}")
+    text = record.text or record.kind
+    kind = getattr(slipstream.errors, record.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, SlipstreamError)):
+        return LaunchError(f"rank {cause.rank} failed with {record.kind}: {text}")
+    silent = [end for end in ends if end.record is None and end.exit_code != -signal.SIGTERM]
+    if kind is RankFailure and silent:
+        text += "".join(f" Rank {end.rank} {end.ending}." for end in silent)
+    return kind(f"rank {cause.rank}: {text}")
+
+
+def _words_of_others(ends: Sequence[RankEnd], cause: RankEnd) -> str:
+    told = [end for end in ends if end is not cause and end.record is not None]
+    return f" Rank {told[0].rank} said: {told[0].record.text}" if told and told[0].record else ""

@@ -1,0 +1,105 @@
+"""What ranks of a joined job tell each other before their process group exists.
+
+One rank of the job or of a node does a thing once (makes the run folder, fetches the data) and
+the others wait for its answer; its failure becomes theirs, with its rank named.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+import slipstream.errors
+from slipstream.errors import LaunchError, RankFailure, SlipstreamError
+from slipstream.train.job import JoinedJob
+
+_HEAR_FAILURE_SECONDS = 5.0
+
+
+class Meeting:
+    """The job's store; the same server on which ``env://`` initialisation meets later.
+
+    Keep it until the process group is made. Raises LaunchError where the port is taken or rank 0
+    cannot be reached within ``timeout_seconds``.
+    """
+
+    def __init__(self, job: JoinedJob, timeout_seconds: float) -> None:
+        self._job = job
+        self._timeout_seconds = timeout_seconds
+        hosts = job.rank == 0 and not job.starter_holds_store
+        where = f"{job.master_address}:{job.master_port}"
+        try:
+            store = TCPStore(
+                job.master_address,
+                job.master_port,
+                is_master=hosts,
+                timeout=timedelta(seconds=timeout_seconds),
+                wait_for_workers=False,
+                multi_tenant=True,
+            )
+        except (RuntimeError, ValueError) as error:
+            if "EADDRINUSE" in str(error) or "in use" in str(error):
+                message = f"port {job.master_port} of {job.master_address} is in use:"
+                raise LaunchError(f"{message} set MASTER_PORT to a free one") from error
+            raise LaunchError(
+                f"rank {job.rank} cannot reach rank 0 at {where}: check MASTER_ADDR, MASTER_PORT"
+                f" and the network between nodes ({str(error).splitlines()[0]})"
+            ) from error
+        self._store = PrefixStore(f"slipstream/attempt-{job.attempt}", store)
+
+    def from_rank_zero(self, what: str, action: Callable[[], str]) -> str:
+        """The text that ``action`` gives on rank 0, on every rank."""
+        return self._share(what, 0, self._job.world_size, action)
+
+    def from_first_of_node(self, what: str, action: Callable[[], str]) -> str:
+        """The text that ``action`` gives on the node's first rank, on every rank of the node."""
+        job = self._job
+        return self._share(
+            f"{what}@{job.node}", job.rank - job.local_rank, job.local_world_size, action
+        )
+
+    def ranks_per_node(self) -> tuple[int, ...]:
+        """How many ranks each node has, told by the first rank of each."""
+        job = self._job
+        if job.ranks_per_node:
+            return job.ranks_per_node
+        if job.local_rank == 0:
+            self._store.set(f"ranks@{job.node}", str(job.local_world_size))
+        keys = [f"ranks@{node}" for node in range(job.num_nodes)]
+        self._wait(keys, "a node's first rank")
+        return tuple(int(self._store.get(key)) for key in keys)
+
+    def _share(self, what: str, doer: int, num_ranks: int, action: Callable[[], str]) -> str:
+        if self._job.rank != doer:
+            self._wait([what], f"rank {doer}")
+            kind, _, text = self._store.get(what).decode().partition(":")
+            self._store.add(f"{what}/heard", 1)
+            if kind:
+                raise getattr(slipstream.errors, kind)(f"rank {doer}: {text}")
+            return text
+        try:
+            text = action()
+        except SlipstreamError as error:
+            self._store.set(what, f"{type(error).__name__}:{error}")
+            self._let_others_hear(what, num_ranks - 1)
+            raise
+        self._store.set(what, f":{text}")
+        return text
+
+    def _let_others_hear(self, what: str, num_others: int) -> None:
+        """Stay a little before failing: the store may end with this process."""
+        end = time.monotonic() + _HEAR_FAILURE_SECONDS
+        while time.monotonic() < end and self._store.add(f"{what}/heard", 0) < num_others:
+            time.sleep(0.05)
+
+    def _wait(self, keys: list[str], whom: str) -> None:
+        try:
+            self._store.wait(keys, timedelta(seconds=self._timeout_seconds))
+        except RuntimeError as error:
+            raise RankFailure(
+                f"{whom} did not come to the start of the job within {self._timeout_seconds:g} s"
+                f" (sync.timeout_seconds); see what it printed"
+            ) from error
