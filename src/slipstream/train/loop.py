@@ -31,7 +31,7 @@ from slipstream.train.progress import Progress
 from slipstream.train.recipe import Recipe
 from slipstream.train.recorder import Recorder
 from slipstream.train.run_folder import claim_run_folder, write_text_atomic
-from slipstream.train.stopping import StopAgreement, StopRequest
+from slipstream.train.stopping import StopAgreement
 from slipstream.train.summary import summarise
 from slipstream.train.training import Outputs, Parts, Training
 
@@ -55,7 +55,8 @@ def run_training(
         with job.telling_peers("training"):
             recipe.validate_for(job.world_size)
             data = build_data(recipe, job)
-            return train(recipe, job, data, request, run_folder=run_folder, resume=resume)
+            stop = StopAgreement(job, request)
+            return train(recipe, job, data, stop, run_folder=run_folder, resume=resume)
 
 
 def set_threads(recipe: Recipe, job: Job) -> None:
@@ -69,7 +70,7 @@ def train(
     recipe: Recipe,
     job: Job,
     data: Data,
-    request: StopRequest,
+    stop: StopAgreement,
     *,
     run_folder: Path,
     resume: Path | None = None,
@@ -92,7 +93,6 @@ def train(
             num_epochs=recipe.train.epochs,
             first_step=progress.step,
         )
-        stop = StopAgreement(job, request)
         Training(recipe, job, data, parts, outputs, stop, progress).run()
         summary = summarise(recipe, job, parts.model, progress, run_folder)
         parts.sync.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -122,10 +121,19 @@ class Stepper:
         return norm
 
 
-def windows(batches: Iterable[Batch]) -> Iterator[list[Batch]]:
-    """The micro-batches of each step, in order; the last window may hold fewer than the others."""
-    for _, window in groupby(batches, key=lambda batch: (batch.epoch, batch.step)):
-        yield list(window)
+def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """Groups micro-batches into steps of `size`; the last window may hold fewer.
+
+    A window is complete without a look at the batch after it, so no step waits for the next one's.
+    """
+    window: list[Batch] = []
+    for batch in batches:
+        window.append(batch)
+        if len(window) == size:
+            yield window
+            window = []
+    if window:
+        yield window
 
 
 def stream_seed(seed: int, step: int, rank: int) -> int:

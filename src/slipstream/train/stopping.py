@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from slipstream.train.distributed import Job
 
-_ANSWER_SECONDS = 1.0
-
 
 class StopRequest(Protocol):
     """Says whether this process was asked to stop; `StopSignal` is the one that users meet."""
@@ -26,19 +24,21 @@ class StopAgreement:
 
     The question of one step is a reduction of one number in the background; its answer is read when
     the next question is due, so it is there already, and every rank reads it after the same step.
-    Questions are about a second apart (`pace`), which leaves nearly all of the grace time.
+    Questions are `seconds_apart`, as nearly as whole steps allow, and nearly all of the grace time
+    is left to save in.
     """
 
-    def __init__(self, job: Job, request: StopRequest) -> None:
+    def __init__(self, job: Job, request: StopRequest, *, seconds_apart: float = 1.0) -> None:
         self._job = job
         self._request = request
+        self._seconds_apart = seconds_apart
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._question: dist.Work | None = None
         self._every_steps = 1
 
     def pace(self, step_seconds: float) -> None:
         """Sets the distance of questions from a step time that is the same on every rank."""
-        self._every_steps = max(1, int(_ANSWER_SECONDS / max(step_seconds, 1e-6)))
+        self._every_steps = max(1, int(self._seconds_apart / max(step_seconds, 1e-6)))
 
     def reached(self, step: int) -> bool:
         """Whether training ends after `step`; every rank calls this after every step."""

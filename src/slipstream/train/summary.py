@@ -47,10 +47,9 @@ def summarise(
     the largest rank, and of all together. Raises RanksDiffer if ranks hold different weights,
     which the engine's invariants rule out.
     """
-    digests, peaks = zip(
-        *job.peers.gather([weights_sha256(model), peak_memory_bytes()], "summing up the run"),
-        strict=True,
-    )
+    mine = [weights_sha256(model), peak_memory_bytes(), progress.train_seconds]
+    everyone = job.peers.gather(mine, "summing up the run")
+    digests, peaks, seconds = zip(*everyone, strict=True)
     for rank, digest in enumerate(digests):
         if digest != digests[0]:
             raise RanksDiffer(
@@ -69,10 +68,8 @@ def summarise(
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "train_loss": run.mean_loss,
         "test_accuracy": progress.test_accuracy,
-        "train_seconds": progress.train_seconds,
-        "images_per_second": run.samples / progress.train_seconds
-        if progress.train_seconds
-        else 0.0,
+        "train_seconds": seconds[0],
+        "images_per_second": run.samples / seconds[0],
         "exposed_communication_seconds": run.exposed_seconds,
         "hidden_communication_seconds": run.hidden_seconds,
         "input_wait_seconds": run.input_wait_seconds,

@@ -108,7 +108,7 @@ class Training:
         clock = self._stepper.clock
         with self._data.batches(progress.epochs, start_step) as batches:
             clock.begin()
-            for window in windows(batches):
+            for window in windows(batches, self._data.sampler.accumulation_steps):
                 waited_seconds = clock.cut("input", "wait for input")
                 is_logged = self._every(self._recipe.run.log_every_steps, progress.step + 1)
                 result = self._stepper.run(

@@ -1,0 +1,148 @@
+"""A whole run: what it leaves, that it repeats, resumes, and learns what one process learns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slipstream.data import Batch
+from slipstream.errors import CheckpointError, TrainingStopped
+from slipstream.report.records import of_kind, read_metrics
+from slipstream.train.checkpoint import find_checkpoint, load
+from slipstream.train.distributed import Job
+from training_runs import Request, Watch, run_all, tiny_recipe
+
+WORLD_SIZES = [1, 2, 4]
+
+
+def stop_in(step_to_stop: int, rank: int) -> Watch:
+    """A watcher that asks one rank to stop when it takes the batch of a step (counted from 0)."""
+
+    def watch(batch: Batch, job: Job, request: Request) -> Batch:
+        if job.rank == rank and batch.epoch * 5 + batch.step == step_to_stop:
+            request.requested = True
+        return batch
+
+    return watch
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_a_run_leaves_its_folder_and_its_summary(world_size: int, tmp_path: Path) -> None:
+    summaries = run_all(tiny_recipe(), world_size, tmp_path)
+    assert all(summary == summaries[0] for summary in summaries)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summaries[0]
+    names = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    assert names == {
+        "checkpoints",
+        "environment.json",
+        "metrics.jsonl",
+        "plan.json",
+        "recipe.toml",
+        "report.html",
+        "summary.json",
+    }
+    assert summaries[0]["steps"] == 10 and summaries[0]["epochs"] == 2
+    assert summaries[0]["world_size"] == world_size
+    assert summaries[0]["skipped_steps"] == 0
+    assert summaries[0]["peak_memory_bytes"] > 2**20
+
+
+def test_metrics_hold_each_step_window_each_epoch_and_each_evaluation(tmp_path: Path) -> None:
+    run_all(tiny_recipe(), 2, tmp_path)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in of_kind(records, "step")] == [2, 4, 6, 8, 10]
+    assert [r["epoch"] for r in of_kind(records, "step")] == [1, 1, 2, 2, 2]
+    assert [r["step"] for r in of_kind(records, "epoch")] == [5, 10]
+    evaluations = of_kind(records, "evaluation")
+    assert [r["step"] for r in evaluations] == [5, 10]
+    # 22 test images, each counted once: the accuracy is a multiple of 1 / 22.
+    assert all(
+        (r["test_accuracy"] * 22) == pytest.approx(round(r["test_accuracy"] * 22))
+        for r in evaluations
+    )
+    spans = of_kind(records, "timeline")[0]["spans"]
+    assert {span["row"] for span in spans} >= {"input", "forward", "backward", "wait", "update"}
+    assert any(span["row"] == "communication" and span["bytes"] > 0 for span in spans)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("wait", ["backward", "update"])
+def test_two_runs_with_one_seed_give_the_same_bits(
+    world_size: int, wait: str, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe(f"sync.wait={wait}", "train.clip_grad_norm=0.5")
+    first = run_all(recipe, world_size, tmp_path / "first")
+    second = run_all(recipe, world_size, tmp_path / "second")
+    other = run_all(tiny_recipe("train.seed=8"), world_size, tmp_path / "other")
+    assert first[0]["weights_sha256"] == second[0]["weights_sha256"]
+    assert first[0]["weights_sha256"] != other[0]["weights_sha256"]
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("stop_step", [1, 2, 4, 6])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
+    world_size: int, stop_step: int, tmp_path: Path
+) -> None:
+    recipe = tiny_recipe()
+    whole = run_all(recipe, world_size, tmp_path / "whole")
+    run = tmp_path / "run"
+    with pytest.raises(TrainingStopped, match="--resume"):
+        run_all(recipe, world_size, run, watch=stop_in(stop_step, rank=world_size - 1))
+    stopped = load(find_checkpoint(run))
+    # Ranks agree in the background, so the end comes at most one step after the request.
+    assert stop_step + 1 <= stopped.step <= stop_step + 2
+    resumed = run_all(recipe, world_size, run, resume=run)
+    assert resumed[0]["weights_sha256"] == whole[0]["weights_sha256"]
+    assert resumed[0]["test_accuracy"] == whole[0]["test_accuracy"]
+    assert resumed[0]["train_loss"] == pytest.approx(whole[0]["train_loss"], rel=1e-12)
+    assert final_state(run) == final_state(tmp_path / "whole")
+
+
+def test_a_run_that_stops_and_resumes_twice_has_no_gap_and_no_overlap(tmp_path: Path) -> None:
+    recipe = tiny_recipe("run.log_every_steps=1")
+    seen: list[tuple[int, int, list[int]]] = []
+
+    def look(batch: Batch, job: Job, request: Request) -> Batch:
+        seen.append((batch.epoch, batch.step, batch.labels.tolist()))
+        request.requested = len(seen) in (3, 8)
+        return batch
+
+    for _ in range(2):
+        with pytest.raises(TrainingStopped):
+            run_all(recipe, 1, tmp_path, watch=look, resume=tmp_path if seen else None)
+    run_all(recipe, 1, tmp_path, watch=look, resume=tmp_path)
+    trained = [(epoch, step) for epoch, step, _ in seen]
+    assert trained == [(epoch, step) for epoch in range(2) for step in range(5)]
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in of_kind(records, "step")] == list(range(1, 11))
+    assert [r["step"] for r in of_kind(records, "resume")] == [3, 8]
+    assert [r["step"] for r in of_kind(records, "evaluation")] == [5, 10]
+
+
+def test_a_checkpoint_of_another_model_or_layout_is_refused(tmp_path: Path) -> None:
+    run_all(tiny_recipe(), 1, tmp_path)
+    for override in ("model.width=8", "train.global_batch_size=8", "model.name=resnet18"):
+        with pytest.raises(CheckpointError, match="step-"):
+            run_all(tiny_recipe(override), 1, tmp_path, resume=tmp_path)
+
+
+def test_checkpoints_follow_the_recipe(tmp_path: Path) -> None:
+    recipe = tiny_recipe(
+        "checkpoint.every_steps=3", "checkpoint.every_epochs=0", "checkpoint.keep_last=9"
+    )
+    run_all(recipe, 2, tmp_path)
+    steps = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
+    # The last state is kept whatever the intervals say: a run without weights is worth nothing.
+    assert steps == ["step-00000003", "step-00000006", "step-00000009", "step-00000010"]
+
+
+def final_state(run: Path) -> object:
+    """Everything of the last checkpoint that decides how training would go on."""
+    saved = load(find_checkpoint(run))
+    tensors = {name: tensor.tolist() for name, tensor in saved.model.items()}
+    momentum = {
+        name: state["momentum_buffer"].tolist() for name, state in saved.optimizer_state.items()
+    }
+    return saved.step, saved.position, saved.plan, saved.counters["updates"], tensors, momentum
