@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -31,6 +31,14 @@ class Rank:
     world_size: int
     group: dist.ProcessGroup
     store: Store
+    timeout_seconds: float = 10.0
+    made: list[str] = field(default_factory=list)
+
+    def new_group(self) -> dist.ProcessGroup:
+        """One more group over the same ranks; made in the same order on every rank."""
+        self.made.append("group")
+        store = PrefixStore(f"group {len(self.made)}", self.store)
+        return gloo_group(store, self.rank, self.world_size, self.timeout_seconds)
 
 
 def gloo_group(
@@ -75,7 +83,7 @@ def run_ranks_settled(
     def body(rank: int) -> None:
         try:
             group = gloo_group(PrefixStore("group", store), rank, world_size, timeout_seconds)
-            outcomes[rank] = fn(Rank(rank, world_size, group, store))
+            outcomes[rank] = fn(Rank(rank, world_size, group, store, timeout_seconds))
         except BaseException as error:
             outcomes[rank] = error
 
