@@ -33,6 +33,11 @@ class Rank:
     store: Store
     timeout_seconds: float = 10.0
     made: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def hold(self, at_most_seconds: float) -> None:
+        """Keeps this rank alive, and so its connections open, until another rank has ended."""
+        self.ended.wait(at_most_seconds)
 
     def new_group(self) -> dist.ProcessGroup:
         """One more group over the same ranks; made in the same order on every rank."""
@@ -79,13 +84,16 @@ def run_ranks_settled(
     store = HashStore()
     store.set_timeout(timedelta(seconds=timeout_seconds))
     outcomes: list[Any] = [None] * world_size
+    ended = threading.Event()
 
     def body(rank: int) -> None:
         try:
             group = gloo_group(PrefixStore("group", store), rank, world_size, timeout_seconds)
-            outcomes[rank] = fn(Rank(rank, world_size, group, store, timeout_seconds))
+            outcomes[rank] = fn(Rank(rank, world_size, group, store, timeout_seconds, [], ended))
         except BaseException as error:
             outcomes[rank] = error
+        finally:
+            ended.set()
 
     threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(world_size)]
     for thread in threads:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,16 +21,16 @@ from slipstream.plan import Plan
 from slipstream.sync.backward_watch import BackwardWatch, current_task
 from slipstream.sync.buffers import Strides
 from slipstream.sync.channel import InlineChannel, ThreadChannel
+from slipstream.sync.hooks import register_hooks
 from slipstream.sync.nonfinite import find_nonfinite
 from slipstream.sync.planning import PlanKeeper
 from slipstream.sync.reducer import Channel, Reducer
 from slipstream.sync.report import BucketTimes, NonFinite, StepTimeline
 from slipstream.sync.scaler_guard import refuse_early_unscale
-from slipstream.sync.wrapping import (
-    agree_on_model,
-    collect_parameters,
-    device_of,
-)
+from slipstream.sync.uneven import scale_for_sums, uneven_windows
+from slipstream.sync.wrapping import agree_on_model, collect_parameters, device_of
+
+Batch = TypeVar("Batch")
 
 
 class GradientSync:
@@ -109,7 +109,7 @@ class GradientSync:
         self._keeper = keeper
         self._broadcast_model()
         self._reducer = self._build(keeper.first_plan(self._params))
-        self._register_hooks()
+        self._handles += register_hooks(self._params, self)
 
     # -- what the user sees ---------------------------------------------------------------------
 
@@ -189,6 +189,35 @@ class GradientSync:
         self.wait()
         return find_nonfinite(self._reducer.buffers, self._peers)
 
+    def uneven(
+        self, batches: Iterable[Batch], *, mode: str = "join", window: int = 1
+    ) -> Iterator[tuple[Batch | None, bool]]:
+        """This rank's batches, on ranks that may have unequal numbers of them.
+
+            for batch, last in sync.uneven(loader, window=2):
+                if batch is not None:
+                    loss_of(model(batch)).backward()
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        window: batches that are accumulated before gradients are averaged; `last` ends one.
+        mode: "stop" ends on all ranks before the first window that a rank cannot fill like the
+        others; "join" goes on until every rank is out of batches: a rank without any gets None,
+        counts as zero in averages (the divisor stays the number of ranks) and steps as they do.
+        """
+        return uneven_windows(batches, mode, window, self)
+
+    def loss_scale(self, num_samples: int) -> float:
+        """Number of ranks / number of samples on all ranks: for unequal numbers of samples.
+
+        By default gradients are the mean over ranks of each rank's own mean. Multiply the *sum* of
+        the losses of this rank's `num_samples` samples (of all its micro-batches together) by this
+        and the gradient is the mean over all samples. One small agreement between ranks.
+        """
+        self.wait()
+        return scale_for_sums(num_samples, self._peers)
+
     def sync_buffers(self) -> None:
         """Overwrites the model's buffers with rank 0's, however they were changed.
 
@@ -214,7 +243,7 @@ class GradientSync:
 
     # -- what autograd calls --------------------------------------------------------------------
 
-    def _before_accumulate(self, name: str) -> None:
+    def before_accumulate(self, name: str) -> None:
         """Nothing may be added to a bucket that is in flight."""
         if self._broken is None and self._reducer.in_flight:
             if self._round_open:
@@ -222,7 +251,15 @@ class GradientSync:
             else:
                 self._finish()
 
-    def _after_accumulate(self, name: str) -> None:
+    def after_accumulate(self, name: str) -> None:
+        """Takes the gradient that autograd has just added to this parameter's."""
+        try:
+            self._take(name)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _take(self, name: str) -> None:
         self._check_usable()
         task = current_task()
         if task != self._last_task:
@@ -243,9 +280,7 @@ class GradientSync:
         if self._enabled:
             self._watch.enter(task)
             if not self._round_open:
-                self._step += 1
-                self._reducer.begin()
-                self._round_open = True
+                self._open_round()
             self._reducer.hold |= self._watch.nested
         self._last_task = task
 
@@ -262,6 +297,21 @@ class GradientSync:
         self.wait()
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _set_enabled(self, enabled: bool) -> None:
+        self._enabled = enabled
+
+    def _take_part_without_gradient(self) -> None:
+        """A round in which this rank has no backward."""
+        self.wait()
+        self._replan_if_due()
+        self._open_round()
+        self._backward_ended()
+
+    def _open_round(self) -> None:
+        self._step += 1
+        self._reducer.begin()
+        self._round_open = True
 
     def _finish(self) -> None:
         try:
@@ -316,22 +366,6 @@ class GradientSync:
         tensors = [*self._params.values(), *buffers]
         self._peers.broadcast(tensors, "broadcasting rank 0's parameters")
 
-    def _register_hooks(self) -> None:
-        """Hooks are functions over a weak reference, so the model can be copied and pickled."""
-        self_ref = weakref.ref(self)
-        for name, param in self._params.items():
-            if not (param.is_floating_point() or param.is_complex()):
-                continue
-            # a frozen parameter takes no hooks; it keeps them once it has them
-            trainable = param.requires_grad
-            param.requires_grad_(True)
-            tensor: Any = param  # torch leaves these two methods untyped
-            self._handles += [
-                tensor.register_hook(_before_hook(self_ref, name)),
-                tensor.register_post_accumulate_grad_hook(_after_hook(self_ref, name)),
-            ]
-            param.requires_grad_(trainable)
-
     def _check_usable(self) -> None:
         if self._broken is not None:
             raise self._broken
@@ -347,25 +381,3 @@ class GradientSync:
             broken = error if isinstance(error, SlipstreamError) else SlipstreamError(str(error))
             self._break(broken)
             self._peers.post_failure(str(error), f"running step {self._step}", cause=True)
-
-
-def _before_hook(self_ref: weakref.ref[GradientSync], name: str) -> Any:
-    def before(_gradient: torch.Tensor) -> None:
-        sync = self_ref()
-        if sync is not None:
-            sync._before_accumulate(name)
-
-    return before
-
-
-def _after_hook(self_ref: weakref.ref[GradientSync], name: str) -> Any:
-    def after(_param: torch.Tensor) -> None:
-        sync = self_ref()
-        if sync is not None:
-            try:
-                sync._after_accumulate(name)
-            except Exception as error:
-                sync._fail(error)
-                raise
-
-    return after
