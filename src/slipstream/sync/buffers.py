@@ -24,11 +24,14 @@ Strides = tuple[int, ...]
 class Slot:
     """One gradient's place in a bucket, and what happened to it in the current round.
 
-    view: the part of the bucket that holds it, with the agreed strides; stride: those strides.
+    view: the part of the bucket that holds it, with the agreed strides; stride: those strides. The
+    view itself is never given away, as Module.to() changes the very tensor object that `p.grad` is:
+    `lend` hands out an alias, and `holds` tells by the memory whether a gradient still is one.
     contributed: its hook fired in this round; kept: it holds gradient that was accumulated without
     synchronising and waits for the next round; copy_back: the parameter's layout is not the agreed
     one, so that its gradient is a tensor of its own and gets the average copied back.
     saved: what the view held before this round, where this rank contributes nothing to it.
+    told_sparse: the user has been told that its gradient is sparse.
     """
 
     __slots__ = (
@@ -42,6 +45,7 @@ class Slot:
         "param",
         "saved",
         "stride",
+        "told_sparse",
         "view",
     )
 
@@ -57,6 +61,28 @@ class Slot:
         self.copy_back = False
         self.had_gradient = False
         self.saved: torch.Tensor | None = None
+        self.told_sparse = False
+
+    def lend(self) -> None:
+        """Makes `param.grad` the view, or a copy in the parameter's own layout where that differs.
+
+        Replaces `param.grad`.
+        """
+        if self.param.stride() == self.stride:
+            self.param.grad = self.view.detach()
+        else:
+            self.param.grad = torch.empty_like(self.param).copy_(self.view)
+
+    def holds(self, gradient: torch.Tensor) -> bool:
+        """Whether `gradient` is the view's memory in the view's form."""
+        view = self.view
+        return (
+            gradient.layout is view.layout
+            and gradient.dtype is view.dtype
+            and gradient.data_ptr() == view.data_ptr()
+            and gradient.stride() == view.stride()
+            and gradient.is_conj() == view.is_conj()
+        )
 
 
 class BucketBuffer:

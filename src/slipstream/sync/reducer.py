@@ -159,7 +159,7 @@ class Reducer:
         """Moves the gradient into the bucket and makes `p.grad` the view of it."""
         param, view = slot.param, slot.view
         grad = param.grad
-        if grad is view or grad is None:
+        if grad is None or slot.holds(grad):
             return
         if grad.requires_grad:
             raise UnsupportedModel(
@@ -174,14 +174,14 @@ class Reducer:
             )
         with torch.no_grad():
             if grad.layout is not torch.strided:
-                _warn_sparse(slot.name)
+                _warn_sparse(slot)
                 view.copy_(grad.to_dense())
-                param.grad = view if param.stride() == slot.stride else grad.to_dense()
+                slot.lend()
             else:
                 view.copy_(grad)
                 if param.stride() == slot.stride:
-                    param.grad = view
-        slot.copy_back = param.grad is not view
+                    slot.lend()
+        slot.copy_back = param.stride() != slot.stride
 
     def _again(self, slot: Slot) -> None:
         """A second gradient in one round, after its bucket may have gone out without it."""
@@ -218,7 +218,7 @@ class Reducer:
         with torch.no_grad():
             if grad is None:
                 slot.view.zero_()
-            elif grad is slot.view:
+            elif slot.holds(grad):
                 slot.saved = slot.view.clone()
             else:
                 slot.view.copy_(grad)
@@ -242,10 +242,7 @@ class Reducer:
                 if slot.saved is not None:
                     slot.view.copy_(slot.saved)
             elif not cleared and (param.grad is not None or not slot.had_gradient):
-                if param.stride() == slot.stride:
-                    param.grad = slot.view
-                else:
-                    param.grad = torch.empty_like(param).copy_(slot.view)
+                slot.lend()
         slot.saved = None
 
     def _cleared(self) -> bool:
@@ -254,9 +251,12 @@ class Reducer:
         return bool(took_part) and all(slot.param.grad is None for slot in took_part)
 
 
-def _warn_sparse(name: str) -> None:
+def _warn_sparse(slot: Slot) -> None:
+    if slot.told_sparse:
+        return
+    slot.told_sparse = True
     warnings.warn(
-        f"The gradient of {name!r} is sparse; it is made dense to be averaged. Set sparse=False in "
-        "its embedding to avoid the conversion.",
+        f"The gradient of {slot.name!r} is sparse; it is made dense to be averaged. Set "
+        "sparse=False in its embedding to avoid the conversion.",
         stacklevel=2,
     )
