@@ -18,7 +18,7 @@ from slipstream.train.guard import BufferGuard
 from slipstream.train.settings import TrainSettings
 from slipstream.train.spans import StepClock
 
-_MASK = 2**63 - 1
+_MASK = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Stepper:
     ) -> None:
         self.clock = StepClock()
         self._model = model
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._sync = sync
         self._schedule = schedule
         self._settings = settings
@@ -99,7 +99,7 @@ class Stepper:
         return StepResult(loss, correct, samples, rate, norm, nonfinite)
 
     def _prepare(self, step: int) -> None:
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         if self._guard:
             self._guard.remember()
         torch.manual_seed(stream_seed(self._settings.seed, step, self._sync.rank))
@@ -115,9 +115,9 @@ class Stepper:
         elif measure_norm:
             gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
             norm = torch.nn.utils.get_total_norm(gradients)
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self._optimizer.step()
+        self.optimizer.step()
         return norm
 
 
@@ -138,10 +138,12 @@ def windows(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
 
 def stream_seed(seed: int, step: int, rank: int) -> int:
     """A seed of its own for each (seed, step, rank): no two ranks or steps share a stream."""
-    mixed = seed
-    for coordinate in (step, rank):
-        # SplitMix64's increment and multiplier spread neighbouring numbers over all 64 bits.
-        mixed = ((mixed + coordinate + 1) * 0x9E3779B97F4A7C15) % 2**64
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    mixed = 0
+    for coordinate in (seed, step, rank):
+        # The finaliser of SplitMix64, which is one-to-one: streams that differ in one coordinate
+        # never meet.
+        mixed = ((mixed ^ coordinate) + 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
         mixed ^= mixed >> 31
-    return mixed & _MASK
+    return mixed
