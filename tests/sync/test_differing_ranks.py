@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
 
-from ranks import Rank, run_ranks_settled
+from ranks import Rank, run_ranks, run_ranks_settled
 from slipstream.errors import RankFailure, RanksDiffer, SlipstreamError
 from slipstream.sync import GradientSync
 from slipstream.sync.channel import ThreadChannel
@@ -160,7 +161,7 @@ def test_after_a_failure_every_later_use_raises_it_at_once() -> None:
 
 
 def test_closing_ends_the_channel_and_so_does_forgetting() -> None:
-    def train(rank: Rank) -> None:
+    def train(rank: Rank) -> list[threading.Thread]:
         threads = []
         for closed in (True, False):
             model = mlp()
@@ -170,10 +171,10 @@ def test_closing_ends_the_channel_and_so_does_forgetting() -> None:
             threads.append(sync._channel._thread)
             if closed:
                 sync.close()
-            del sync
-            gc.collect()
-        for thread in threads:
-            thread.join(5.0)
-            assert not thread.is_alive()
+        return threads
 
-    assert run_ranks_settled(train, 2) == [None, None]
+    ranks_threads = run_ranks(train, 2)
+    gc.collect()
+    for thread in [thread for threads in ranks_threads for thread in threads]:
+        thread.join(5.0)
+        assert not thread.is_alive()
