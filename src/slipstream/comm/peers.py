@@ -7,10 +7,11 @@ In steady state none of this costs anything.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from slipstream.comm.torch_comm import broadcast_tensors, gather_objects
-from slipstream.errors import RankFailure, SlipstreamError
+from slipstream.errors import RankFailure, RanksDiffer, SlipstreamError, UnsupportedModel
 
 _REPORT_SECONDS = 2.0
 _STORE_SECONDS = 3.0
@@ -56,12 +57,31 @@ class Peers:
         except RuntimeError as error:
             raise self.failure(error, doing) from error
 
-    def broadcast(self, tensors: Iterable[torch.Tensor], doing: str) -> None:
-        """Overwrites the tensors with rank 0's. Raises RankFailure that says `doing`."""
+    def broadcast(
+        self, tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor], doing: str
+    ) -> None:
+        """Overwrites the tensors with rank 0's; names are for errors.
+
+        Names, dtypes and shapes are compared first, because backends end the whole process when
+        sizes differ. Raises, on every rank: RanksDiffer that names the first difference,
+        UnsupportedModel for sparse tensors; RankFailure that says `doing`.
+        """
         if self._group is None:
             return
+        if not isinstance(tensors, Mapping):
+            tensors = {f"number {index}": tensor for index, tensor in enumerate(tensors)}
+        mine = [[name, _form(tensor)] for name, tensor in tensors.items()]
+        digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
+        if len(set(self.gather(digest, doing))) > 1:
+            raise RanksDiffer(_first_difference(self.gather(mine, doing), doing))
+        for name, tensor in tensors.items():
+            if tensor.layout is not torch.strided:
+                raise UnsupportedModel(
+                    f"Tensor {name!r} is sparse ({_form(tensor)}) and cannot be broadcast; make "
+                    "it dense, or keep it the rank's own: GradientSync(..., ignore=[its name])."
+                )
         try:
-            broadcast_tensors(tensors, self._group)
+            broadcast_tensors(tensors.values(), self._group)
         except RuntimeError as error:
             raise self.failure(error, doing) from error
 
@@ -152,3 +172,32 @@ class Peers:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)
+
+
+def _form(tensor: torch.Tensor) -> str:
+    """Dtype, shape and, where it is unusual, layout in words: `float32 [2, 3]`."""
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{tensor.dtype} {list(tensor.shape)}{layout}".replace("torch.", "")
+
+
+def _first_difference(everyone: Sequence[Sequence[Sequence[str]]], doing: str) -> str:
+    """The first tensor in which a rank differs from rank 0; there is one."""
+    nothing = ["", "missing"]
+    for rank, theirs in enumerate(everyone[1:], start=1):
+        for position in range(max(len(everyone[0]), len(theirs))):
+            ours_is, theirs_is = (
+                rows[position] if position < len(rows) else nothing
+                for rows in (everyone[0], theirs)
+            )
+            if ours_is == theirs_is:
+                continue
+            return (
+                f"Ranks differ while {doing}: {_words(ours_is)} on rank 0 stands where rank {rank} "
+                f"has {_words(theirs_is)}. Give every rank the same parameters and buffers, or "
+                "name what is the rank's own in `ignore`."
+            )
+    raise AssertionError("no rank differs")
+
+
+def _words(row: Sequence[str]) -> str:
+    return f"{row[0]!r} ({row[1]})" if row[0] else "nothing"

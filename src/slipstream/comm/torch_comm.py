@@ -65,20 +65,30 @@ def gather_objects(value: Any, group: dist.ProcessGroup, device: torch.device) -
 def broadcast_tensors(tensors: Iterable[torch.Tensor], group: dist.ProcessGroup) -> None:
     """Overwrites the tensors, in place, with rank 0's, one message per dtype and device.
 
-    Tensors of any dtype and layout, the same in number, shape and order on every rank. Booleans
-    and whatever else the backend cannot send travel as bytes.
+    Dense tensors of any dtype and strides, the same in number, shape and order on every rank;
+    otherwise Gloo ends the process. Booleans and whatever else the backend cannot send travel as
+    bytes.
     """
     lanes: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
-        lanes.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        lanes.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     with torch.no_grad():
         for lane in lanes.values():
-            flat = torch.cat([tensor.detach().reshape(-1).resolve_conj() for tensor in lane])
+            flat = torch.cat([tensor.reshape(-1).resolve_conj() for tensor in lane])
             if flat.numel() == 0:
                 continue
             dist.broadcast(flat.view(torch.uint8), group=group, group_src=0)
-            start = 0
-            for tensor in lane:
-                part = flat[start : start + tensor.numel()]
-                tensor.detach().copy_(part.view(tensor.shape))
-                start += tensor.numel()
+            if group.rank() == 0:
+                continue
+            parts = flat.split([tensor.numel() for tensor in lane])
+            for tensor, part in zip(lane, parts, strict=True):
+                _unexpanded(tensor).copy_(_unexpanded(part.view(tensor.shape), tensor))
+
+
+def _unexpanded(tensor: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor without the repetitions that `expand` made in `like` (by default itself)."""
+    strides = (tensor if like is None else like).stride()
+    for dim, stride in enumerate(strides):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
