@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +77,20 @@ def test_gradients_are_views_of_the_buckets_and_cost_no_second_copy() -> None:
     elements = sum(p.numel() for p in mlp().parameters())
     num_params = len(list(mlp().parameters()))
     assert run_ranks(train, 2) == [(1, elements + num_params)] * 2
+
+
+def test_a_new_plan_frees_the_buckets_of_the_old_one() -> None:
+    model = mlp()
+    sync = GradientSync(model, plan="wfbp")
+    old = [weakref.ref(buffer.flat) for buffer in sync._reducer.buffers]
+    gc.disable()  # freed by itself, not when the collector happens to run
+    try:
+        for step in range(2):
+            model.zero_grad()
+            loss_of(model, batch(0, step)).backward()
+        assert [reference() for reference in old] == [None] * len(old)
+    finally:
+        gc.enable()
 
 
 def test_accumulation_averages_all_micro_batches_in_the_last_backward() -> None:

@@ -332,6 +332,7 @@ class GradientSync:
         plan = self._keeper.due(self._params, self._reducer.accumulating, self._peers, self._step)
         if plan is not None:
             kept = {name for name, slot in self._reducer.slots.items() if slot.kept}
+            self._reducer.release()  # before the new buckets, or both exist at once
             self._reducer = self._build(plan)
             for name in kept & set(self._reducer.slots):
                 self._reducer.slots[name].kept = True

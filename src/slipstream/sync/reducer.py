@@ -79,6 +79,13 @@ class Reducer:
         """Whether a bucket of this round has gone out."""
         return self._next > 0
 
+    def release(self) -> None:
+        """Lets go of all memory; gradients that are views keep theirs. Nothing may be in flight."""
+        for buffer in self.buffers:
+            buffer.slots.clear()  # slots and buffers hold each other
+        self.buffers.clear()
+        self.slots.clear()
+
     def begin(self) -> None:
         """Opens a round. The one before must have been finished."""
         self._next = 0
