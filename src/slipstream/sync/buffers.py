@@ -146,9 +146,9 @@ def mark_finite(slot: Slot, world_size: int) -> None:
     if slot.view.numel() == 0:
         return
     largest = torch.linalg.vector_norm(slot.view, ord=float("inf"))
-    if slot.view.dtype not in _SIXTEEN_BIT:  # those are summed in 32 bits
-        largest = largest * world_size
-    slot.flag.add_(largest.to(slot.flag.dtype).mul_(0.0))
+    if largest.dtype in _SIXTEEN_BIT:  # those are summed in 32 bits
+        largest = largest.float()
+    slot.flag.add_(largest.mul_(world_size).mul_(0.0).to(slot.flag.dtype))
 
 
 def _view(flat: torch.Tensor, param: torch.Tensor, stride: Strides) -> torch.Tensor:
