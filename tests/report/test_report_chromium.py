@@ -40,7 +40,7 @@ def test_the_report_opens_without_complaint_or_request(browser: Browser, tmp_pat
     )
     assert visit.complaints == []
     assert [url for url in visit.requests if not url.startswith("data:")] == [page.as_uri()]
-    assert visit.values[:4] == [7, 1, True, True]
+    assert visit.values[:4] == [8, 1, True, True]
     dark = browser.visit(page, _BACKGROUND, dark=True)
     assert dark.complaints == []
     assert dark.values[0] != visit.values[4]

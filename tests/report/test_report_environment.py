@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from slipstream import __version__
 from slipstream.report import environment
 from slipstream.report.environment import _cpu_model, _gpu_models
 
@@ -20,6 +21,7 @@ def test_the_environment_is_json_and_knows_the_basics() -> None:
     assert known["memory_bytes"] > 2**28
     assert 1 <= known["usable_cores"] <= known["cores"]
     assert known["packages"]["torch"] is not None
+    assert known["packages"]["slipstream"] == __version__
 
 
 def test_neither_user_nor_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

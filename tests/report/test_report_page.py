@@ -82,7 +82,7 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
     ):
         assert expected in shown
     assert root.find(".//ul[@class='notices']") is None
-    assert len(root.findall(".//svg[@class='chart']")) == 7
+    assert len(root.findall(".//svg[@class='chart']")) == 8
     assert path.stat().st_size < 600_000
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(
     notices = root.findall(".//ul[@class='notices']/li")
     is_empty_toml = name == "recipe.toml" and content in (b"", b"[1]")
     assert is_empty_toml or any(name in "".join(notice.itertext()) for notice in notices)
-    assert len(root.findall(".//svg[@class='chart']")) == 7
+    assert len(root.findall(".//svg[@class='chart']")) == 8
 
 
 def test_damaged_lines_of_metrics_are_counted_and_a_torn_end_is_not(tmp_path: Path) -> None:
@@ -233,6 +233,7 @@ def test_hostile_gradient_names_stay_text(tmp_path: Path) -> None:
     hostile = Plan(planner=name, reduce=(Bucket(gradients=(name, "b"), bytes=10**400),))
     shown = words(check_page(render(Run(name="run", plan=hostile))))
     assert shown.count(name) >= 2
+    assert "1 bucket, -" in shown
 
 
 def test_extreme_numbers_are_drawn_within_the_chart(tmp_path: Path) -> None:

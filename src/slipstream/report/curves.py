@@ -5,6 +5,7 @@ from __future__ import annotations
 from slipstream.report.chart import Chart, Frame, draw
 from slipstream.report.format import count, duration, percent, plain
 from slipstream.report.markup import Markup, el
+from slipstream.report.records import Record, finite
 from slipstream.report.run import Run
 from slipstream.report.series import series
 
@@ -23,7 +24,6 @@ def main_curves(run: Run) -> Markup:
     exposed = series("exposed", "exposed", steps, "communication_exposed_seconds")
     return _grid(
         run,
-        "pair",
         Chart("Loss", (train_loss, test_loss), plain, may_be_log=True),
         Chart("Accuracy", (train_accuracy, test_accuracy), percent),
         Chart("Throughput", (speed,), count, low=0.0),
@@ -32,23 +32,31 @@ def main_curves(run: Run) -> Markup:
 
 
 def more_curves(run: Run) -> Markup:
-    """What one looks at when something is odd: rate, gradient norm, waiting for input."""
+    """What one looks at when something is odd: rate, gradient norm, waits."""
     steps = run.of("step")
     rate = series("learning rate", "one", steps, "learning_rate")
     norm = series("norm", "one", steps, "gradient_norm")
     wait = series("wait", "one", steps, "input_wait_seconds")
+    share = series("exposed", "exposed", map(_with_share, steps), "exposed_share")
     return _grid(
         run,
-        "triple",
         Chart("Learning rate", (rate,), plain, low=0.0),
         Chart("Gradient norm", (norm,), plain, may_be_log=True),
         Chart("Waiting for input in a step", (wait,), duration, low=0.0),
+        Chart("Share of communication that is exposed", (share,), percent, low=0.0),
     )
 
 
-def _grid(run: Run, css: str, *charts: Chart) -> Markup:
+def _with_share(record: Record) -> Record:
+    hidden = finite(record, "communication_hidden_seconds")
+    exposed = finite(record, "communication_exposed_seconds")
+    total = (hidden or 0.0) + (exposed or 0.0)
+    return {**record, "exposed_share": exposed / total if exposed is not None and total else None}
+
+
+def _grid(run: Run, *charts: Chart) -> Markup:
     frame = _frame(run)
-    return el("div", [draw(chart, frame) for chart in charts], class_=css)
+    return el("div", [draw(chart, frame) for chart in charts], class_="pair")
 
 
 def key(run: Run) -> Markup:

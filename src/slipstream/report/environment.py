@@ -10,7 +10,9 @@ from typing import Any
 
 import psutil
 
-_PACKAGES = ("slipstream", "torch", "torchvision", "numpy", "pydantic", "safetensors")
+from slipstream import __version__
+
+_PACKAGES = ("torch", "torchvision", "numpy", "pydantic", "safetensors")
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME",
@@ -34,7 +36,7 @@ def environment() -> dict[str, Any]:
         "usable_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpu_models(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {"slipstream": __version__} | {name: _version(name) for name in _PACKAGES},
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 

@@ -80,7 +80,7 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     memory = finite(summary, "peak_memory_bytes")
     return [
         ("test accuracy", percent(accuracy, 2), _best(evaluations)),
-        ("training time", duration(seconds), f"{len(run.of('epoch'))} epochs recorded"),
+        ("training time", duration(seconds), _recorded(len(run.of("epoch")))),
         ("images/s", count(speed), "of all ranks together"),
         ("communication hidden", _share(hidden, exposed), _traffic(extent, hidden, exposed)),
         (
@@ -89,6 +89,10 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
             "of the rank that used most" if memory is not None else "not recorded",
         ),
     ]
+
+
+def _recorded(num_epochs: int) -> str:
+    return f"{num_epochs} {_plural('epoch', num_epochs)} recorded"
 
 
 def _best(evaluations: list[Record]) -> str:

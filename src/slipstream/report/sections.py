@@ -82,8 +82,9 @@ def plan_table(run: Run, timeline: StepTimeline | None) -> Markup:
             cells += _times(timed[index], timeline)
         rows.append(cells)
     awaited = {"backward": "the end of backward", "update": "the optimizer's update"}[plan.wait]
+    buckets = "1 bucket" if len(plan.reduce) == 1 else f"{len(plan.reduce)} buckets"
     intro = (
-        f"Planner {plan.planner}: {len(plan.reduce)} buckets, {size(total)} of gradients in a "
+        f"Planner {plan.planner}: {buckets}, {size(total)} of gradients in a "
         f"step, averaged in this order and awaited at {awaited}."
     )
     return el("div", el("p", intro), _table(head, rows), _left_out(plan.reduce), class_="card")
