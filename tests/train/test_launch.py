@@ -153,7 +153,7 @@ def test_ranks_that_do_not_stop_are_killed_after_the_grace_time(
     ranks = pids(tmp_path)
     launcher.terminate()
     launcher.join(WAIT_SECONDS)
-    assert (tmp_path / "ended").read_text() == f"{signal.SIGTERM:d} SIGTERM ended training"
+    assert (tmp_path / "ended").read_text() == f"{signal.SIGTERM:d} SIGTERM ended training."
     assert not any(alive(pid) for pid in ranks)
 
 

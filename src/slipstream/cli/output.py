@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,7 +21,10 @@ def reserved_stdout() -> Iterator[TextIO]:
     kept = os.dup(1)
     os.dup2(2, 1)
     try:
-        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as stream:
+        with (
+            os.fdopen(os.dup(kept), "w", encoding="utf-8") as stream,
+            redirect_stdout(sys.stderr),
+        ):
             yield stream
     finally:
         sys.stdout.flush()

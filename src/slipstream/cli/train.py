@@ -68,9 +68,14 @@ def train(
 
 
 def _start_ranks(request: Request) -> dict[str, Any]:
+    from slipstream.train.launch import Interrupted
     from slipstream.train.start import train_here
 
-    return train_here(request)
+    try:
+        return train_here(request)
+    except Interrupted as stop:
+        print(f"slipstream: {stop}", file=sys.stderr)
+        raise typer.Exit(128 + stop.signal_number) from stop
 
 
 def _be_a_rank(request: Request, job: JoinedJob) -> dict[str, Any]:

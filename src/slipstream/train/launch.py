@@ -84,7 +84,7 @@ def launch(
         except SignalException as error:
             said = _last_word(files, cluster.world_size)
             raise Interrupted(
-                error.sigval, said or f"{error.sigval.name} ended training"
+                error.sigval, said or f"{error.sigval.name} ended training."
             ) from error
         except RendezvousError as error:
             raise LaunchError(f"ranks could not meet on this machine: {error}") from error

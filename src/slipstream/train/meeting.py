@@ -48,6 +48,8 @@ class Meeting:
                 f"rank {job.rank} cannot reach rank 0 at {where}: check MASTER_ADDR, MASTER_PORT"
                 f" and the network between nodes ({str(error).splitlines()[0]})"
             ) from error
+        self.port = store.port
+        """Where rank 0 listens, also when the job left the choice to the system (port 0)."""
         self._store = PrefixStore(f"slipstream/attempt-{job.attempt}", store)
 
     def from_rank_zero(self, what: str, action: Callable[[], str]) -> str:

@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.cluster import Cluster
-from slipstream.errors import RecipeError, RunFolderError
+from slipstream.errors import (
+    CheckpointError,
+    DataError,
+    PlanError,
+    RecipeError,
+    RunFolderError,
+    UnsupportedModel,
+)
 from slipstream.train.job import JoinedJob, shape
 from slipstream.train.recipe import Recipe, load_recipe
 from slipstream.train.run_folder import create_run_folder, write_text_atomic
@@ -86,15 +96,15 @@ def train_here(request: Request) -> dict[str, Any]:
     recipe.validate_for(recipe.world_size)
     _tell_ignored(recipe)
     _prepare_data(recipe)
-    folder = run.folder or _make_folder(recipe)
-    from slipstream.train.launch import launch
+    from slipstream.train.launch import Interrupted, launch
 
-    launch(
-        recipe,
-        run_folder=folder,
-        cluster=Cluster.regular(recipe.cluster.nodes, recipe.cluster.ranks_per_node),
-        resume=run.checkpoint,
-    )
+    folder = run.folder or _make_folder(recipe)
+    cluster = Cluster.regular(recipe.cluster.nodes, recipe.cluster.ranks_per_node)
+    try:
+        with _kept_only_if_begun(folder, is_new=run.folder is None):
+            launch(recipe, run_folder=folder, cluster=cluster, resume=run.checkpoint)
+    except Interrupted as stop:
+        raise Interrupted(stop.signal_number, f"{stop} {_way_on(folder)}") from stop
     return read_summary(folder)
 
 
@@ -137,7 +147,10 @@ def train_in_job(request: Request, job: JoinedJob) -> dict[str, Any]:
     else:
         meeting.from_first_of_node("prepare the data", prepare_data)
         folder = Path(meeting.from_rank_zero("make the run folder", make_folder))
-    return call_task(TRAINING, recipe, run_folder=folder, cluster=cluster, resume=run.checkpoint)
+    with _kept_only_if_begun(folder, is_new=run.folder is None and job.rank == 0):
+        return call_task(
+            TRAINING, recipe, run_folder=folder, cluster=cluster, resume=run.checkpoint
+        )
 
 
 def read_summary(run_folder: Path) -> dict[str, Any]:
@@ -150,6 +163,34 @@ def read_summary(run_folder: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise RunFolderError(f"{path} is damaged: it holds no JSON object")
     return summary
+
+
+@contextmanager
+def _kept_only_if_begun(folder: Path, *, is_new: bool) -> Iterator[None]:
+    """Empty the folder of a new run that a user's mistake kept from its first step.
+
+    So the command works once it is put right, and a name is not taken by a run that never was.
+    """
+    try:
+        yield
+    except (RecipeError, DataError, PlanError, UnsupportedModel):
+        metrics, checkpoints = folder / "metrics.jsonl", folder / "checkpoints"
+        has_metrics = metrics.is_file() and metrics.stat().st_size > 0
+        has_checkpoints = checkpoints.is_dir() and any(checkpoints.glob("step-*"))
+        if is_new and not has_metrics and not has_checkpoints:
+            shutil.rmtree(folder)
+        raise
+
+
+def _way_on(folder: Path) -> str:
+    """How a run that was stopped goes on."""
+    from slipstream.train.checkpoint import find_checkpoint
+
+    try:
+        find_checkpoint(folder)
+    except CheckpointError:
+        return "Nothing was saved."
+    return f"To go on: slipstream train --resume {shlex.quote(str(folder))}"
 
 
 def _named_folder(recipe: Recipe, run_folder: Path | None) -> Recipe:
