@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from ranks import run_ranks_settled
 from slipstream.data import Batch
 from slipstream.errors import CheckpointError, TrainingStopped
 from slipstream.report.records import of_kind, read_metrics
-from slipstream.train.checkpoint import find_checkpoint, load
+from slipstream.train.checkpoint import CheckpointWriter, find_checkpoint, load
+from slipstream.train.checkpoint.store import Store
 from slipstream.train.distributed import Job
-from training_runs import Request, Watch, run_all, tiny_recipe
+from training_runs import Request, Watch, job_of, run_all, run_one, tiny_recipe
 
 WORLD_SIZES = [1, 2, 4]
 
@@ -88,7 +90,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     recipe = tiny_recipe()
     whole = run_all(recipe, world_size, tmp_path / "whole")
     run = tmp_path / "run"
-    with pytest.raises(TrainingStopped, match="--resume"):
+    with pytest.raises(TrainingStopped, match=f"--resume {run}"):
         run_all(recipe, world_size, run, watch=stop_in(stop_step, rank=world_size - 1))
     stopped = load(find_checkpoint(run))
     # Ranks agree in the background, so the end comes at most one step after the request.
@@ -119,6 +121,24 @@ def test_a_run_that_stops_and_resumes_twice_has_no_gap_and_no_overlap(tmp_path: 
     assert [r["step"] for r in of_kind(records, "step")] == list(range(1, 11))
     assert [r["step"] for r in of_kind(records, "resume")] == [3, 8]
     assert [r["step"] for r in of_kind(records, "evaluation")] == [5, 10]
+
+
+def test_a_stop_that_could_not_save_says_so_on_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(*_: object) -> Path:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(Store, "publish", full_disk)
+    defaults = {**(CheckpointWriter.__init__.__kwdefaults__ or {}), "retry_delays_seconds": (0.0,)}
+    monkeypatch.setattr(CheckpointWriter.__init__, "__kwdefaults__", defaults)
+    outcomes = run_ranks_settled(
+        lambda rank: run_one(tiny_recipe(), job_of(rank), tmp_path, watch=stop_in(1, rank=0)), 2
+    )
+    for outcome in outcomes:
+        assert isinstance(outcome, TrainingStopped)
+        assert "no space left on device" in str(outcome)
+        assert "--resume" not in str(outcome)
 
 
 def test_a_checkpoint_of_another_model_or_layout_is_refused(tmp_path: Path) -> None:

@@ -60,10 +60,12 @@ def run_training(
 
 
 def set_threads(recipe: Recipe, job: Job) -> None:
-    """Sets this process's CPU threads: the recipe's, or its fair share of the node's cores."""
-    local_ranks = len(job.cluster.ranks_of_node(job.cluster.node_of(job.rank)))
+    """Sets this process's CPU threads: the recipe's, or its fair share of this machine's cores."""
+    node = job.cluster.ranks_of_node(job.cluster.node_of(job.rank))
+    # Logical nodes share one machine: the launcher's count knows that, the cluster does not.
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", len(node)))
     cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(recipe.train.threads_per_rank or max(1, cores // local_ranks))
+    torch.set_num_threads(recipe.train.threads_per_rank or max(1, cores // ranks_here))
 
 
 def train(
@@ -163,8 +165,7 @@ def _outputs(
                 warn=display.note,
             )
         )
-        plan_file = run_folder / "plan.json" if job.rank == 0 else None
-        yield Outputs(Recorder(display, metrics), checkpoints, plan_file)
+        yield Outputs(Recorder(display, metrics), checkpoints, run_folder)
 
 
 def _finish_folder(run_folder: Path, summary: dict[str, Any]) -> None:

@@ -13,13 +13,20 @@ from slipstream.errors import NonFiniteGradients, TrainingStopped
 from slipstream.optim.schedules import Schedule
 from slipstream.sync import GradientSync, NonFinite
 from slipstream.train.build import Data
-from slipstream.train.checkpoint import CheckpointWriter, Position, TrainState
+from slipstream.train.checkpoint import CheckpointWriter, Position, Save, TrainState
 from slipstream.train.distributed import Job
 from slipstream.train.durable import write_text_atomic
 from slipstream.train.evaluate import evaluate
 from slipstream.train.progress import Progress, Totals
 from slipstream.train.recipe import Recipe
 from slipstream.train.recorder import Recorder
+from slipstream.train.records import (
+    epoch_record,
+    evaluation_record,
+    place_of,
+    skip_record,
+    step_record,
+)
 from slipstream.train.step import Stepper, StepResult, windows
 from slipstream.train.stopping import StopAgreement
 from slipstream.train.tally import Tally
@@ -37,14 +44,11 @@ class Parts:
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a run leaves what it finds out; only rank 0 writes files.
-
-    plan_file: the plan in force, None on other ranks.
-    """
+    """Where a run leaves what it finds out; only rank 0 writes files."""
 
     recorder: Recorder
     checkpoints: CheckpointWriter
-    plan_file: Path | None
+    run_folder: Path
 
 
 class Training:
@@ -143,26 +147,15 @@ class Training:
     def _refuse(self, nonfinite: NonFinite) -> None:
         """Ends the run or notes the skipped step, by the recipe's policy."""
         step = self.progress.step + 1
-        ranks = ", ".join(str(rank) for rank in nonfinite.ranks)
-        where = (
-            f"at step {step} on rank{'s' if len(nonfinite.ranks) > 1 else ''} {ranks}, "
-            f"first in {nonfinite.parameter}"
-        )
+        place = place_of(step, nonfinite)
         if self._recipe.train.on_nonfinite == "stop":
             raise NonFiniteGradients(
-                f"Gradients became infinite or NaN {where}; the weights are as after step "
+                f"Gradients became infinite or NaN {place}; the weights are as after step "
                 f"{step - 1}. Lower optimizer.learning_rate, set train.clip_grad_norm, or leave "
                 "such steps out with train.on_nonfinite=skip."
             )
-        self._outputs.recorder.write(
-            {
-                "kind": "skip",
-                "step": step,
-                "ranks": list(nonfinite.ranks),
-                "parameter": nonfinite.parameter,
-            }
-        )
-        self._outputs.recorder.note(f"skipped an update: gradients were not finite {where}")
+        self._outputs.recorder.write(skip_record(step, nonfinite))
+        self._outputs.recorder.note(f"skipped an update: gradients were not finite {place}")
 
     def _share(self) -> None:
         """Adds what all ranks have trained since the last time to the sums of the run."""
@@ -170,37 +163,20 @@ class Training:
         for sums in (self._window, self.progress.epoch, self.progress.run):
             sums.add(totals)
 
-    def _log(self, result: StepResult) -> None:
+    def _log(self, last: StepResult) -> None:
         """Records the steps since the last record, and once an epoch the timeline of this one."""
         self._share()
+        self._write_plan()
         window, self._window = self._window, Totals()
         if window.steps == 0:
             return
         self._stop.pace(window.step_seconds)
         progress = self.progress
-        self._outputs.recorder.write(
-            {
-                "kind": "step",
-                "step": progress.step,
-                "epoch": progress.epochs + 1,
-                "loss": window.mean_loss,
-                "accuracy": window.accuracy,
-                "learning_rate": result.learning_rate,
-                "images_per_second": window.images_per_second,
-                "communication_hidden_seconds": window.hidden_seconds / window.steps,
-                "communication_exposed_seconds": window.exposed_seconds / window.steps,
-                "gradient_norm": None
-                if result.gradient_norm is None
-                else float(result.gradient_norm),
-                "input_wait_seconds": window.input_wait_seconds / window.steps,
-            }
-        )
-        if self._timeline_epoch != progress.epochs and result.nonfinite is None:
+        self._outputs.recorder.write(step_record(progress, window, last))
+        if self._timeline_epoch != progress.epochs and last.nonfinite is None:
             self._timeline_epoch = progress.epochs
-            self._outputs.recorder.write(
-                self._stepper.clock.record(progress.step, self._parts.sync.timeline)
-            )
-        self._write_plan()
+            timeline = self._parts.sync.timeline
+            self._outputs.recorder.write(self._stepper.clock.record(progress.step, timeline))
 
     def _save_or_stop(self) -> None:
         """Saves when that is due; saves and ends the run when a rank was asked to stop."""
@@ -208,11 +184,19 @@ class Training:
         if self._every(self._recipe.checkpoint.every_steps, step):
             self._save()
         if self._stop.reached(step):
-            self._save(block=True)
-            self._stop.close()
+            self._stop_here()
+
+    def _stop_here(self) -> None:
+        """Saves and raises TrainingStopped, on all ranks with the same words."""
+        self._stop.close()
+        step, folder = self.progress.step, self._outputs.run_folder
+        failure = self._job.peers.gather(self._save(block=True).error, "saving to stop")[0]
+        if failure is None:
             raise TrainingStopped(
-                f"Training stopped as asked after step {step}, which is saved; go on with --resume."
+                f"Training stopped as asked after step {step}; "
+                f"go on with: slipstream train --resume {folder}"
             )
+        raise TrainingStopped(f"Training stopped as asked after step {step}, but {failure}")
 
     def _end_epoch(self) -> None:
         """Records the epoch, evaluates and saves where that is due."""
@@ -220,44 +204,26 @@ class Training:
         progress = self.progress
         number = progress.epochs + 1
         is_last = number == self._recipe.train.epochs
-        self._outputs.recorder.write(
-            {
-                "kind": "epoch",
-                "step": progress.step,
-                "epoch": number,
-                "train_loss": progress.epoch.mean_loss,
-                "train_accuracy": progress.epoch.accuracy,
-                "seconds": progress.epoch.seconds,
-                "images_per_second": progress.epoch.images_per_second,
-            }
-        )
+        self._outputs.recorder.write(epoch_record(progress))
         accuracy = None
         if is_last or self._every(self._recipe.train.evaluate_every_epochs, number):
-            accuracy = self._evaluate(number)
+            accuracy = self._evaluate()
         progress.epochs = number
         progress.epoch = Totals()
         if is_last or self._every(self._recipe.checkpoint.every_epochs, number):
             self._save(metric=accuracy)
 
-    def _evaluate(self, number: int) -> float:
+    def _evaluate(self) -> float:
         """Evaluates with rank 0's buffers on every rank; returns the test accuracy."""
         self._parts.sync.sync_buffers()
         result = evaluate(
             self._parts.model, self._data.test, self._job, mean=self._data.mean, std=self._data.std
         )
         self.progress.test_accuracy = result.accuracy
-        self._outputs.recorder.write(
-            {
-                "kind": "evaluation",
-                "step": self.progress.step,
-                "epoch": number,
-                "test_loss": result.loss,
-                "test_accuracy": result.accuracy,
-            }
-        )
+        self._outputs.recorder.write(evaluation_record(self.progress, result))
         return result.accuracy
 
-    def _save(self, metric: float | None = None, *, block: bool = False) -> None:
+    def _save(self, metric: float | None = None, *, block: bool = False) -> Save:
         """Saves the run as it stands, in the background unless `block`."""
         self._share()
         self._parts.sync.sync_buffers()
@@ -278,15 +244,13 @@ class Training:
             plan=self._parts.sync.plan.to_json(),
             recipe=self._recipe.to_toml(),
         )
-        self._outputs.checkpoints.save(state, progress.step, metric, block=block)
+        return self._outputs.checkpoints.save(state, progress.step, metric, block=block)
 
     def _write_plan(self) -> None:
         """Keeps plan.json at the plan in force."""
-        if self._outputs.plan_file is None:
-            return
         text = self._parts.sync.plan.to_json()
-        if text != self._plan_text:
-            write_text_atomic(self._outputs.plan_file, text)
+        if self._job.rank == 0 and text != self._plan_text:
+            write_text_atomic(self._outputs.run_folder / "plan.json", text)
             self._plan_text = text
 
     @staticmethod
