@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from slipstream.plan import Bucket
-from slipstream.sync.channel import Ticket
+from slipstream.sync.channel import Finished
 
 _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 Strides = tuple[int, ...]
@@ -106,7 +106,7 @@ class BucketBuffer:
         self.local_flags: torch.Tensor | None = None
         self.missing = 0
         self.ready_seconds = 0.0
-        self.ticket: Ticket | None = None
+        self.ticket: Finished | None = None
         self.slots: list[Slot] = []
         start = 0
         for position, ((name, param), width) in enumerate(zip(members, widths, strict=True)):

@@ -12,12 +12,46 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
-from slipstream.errors import RankFailure
+from slipstream.errors import RankFailure, UnsupportedModel
+from slipstream.sync.stream_channel import StreamChannel
 
 _GRACE_SECONDS = 5.0
+
+
+class Finished(Protocol):
+    """An operation that was submitted; its moments are in seconds of time.perf_counter()."""
+
+    error: BaseException | None
+
+    @property
+    def start_seconds(self) -> float:
+        """When it began; meaningful once it has ended."""
+        ...
+
+    @property
+    def end_seconds(self) -> float:
+        """When it had ended."""
+        ...
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Returns when its result may be used; raises its error."""
+        ...
+
+
+class Channel(Protocol):
+    """Where operations go, one after the other."""
+
+    def submit(self, operation: Callable[[], None]) -> Finished:
+        """Queues an operation and returns at once."""
+        ...
+
+    def close(self, timeout_seconds: float) -> None:
+        """Ends the channel after what is queued."""
+        ...
 
 
 class Ticket:
@@ -99,6 +133,18 @@ class InlineChannel:
 
     def close(self, timeout_seconds: float) -> None:
         """Nothing to end."""
+
+
+def channel_for(device: torch.device, world_size: int) -> Channel:
+    """The channel of a rank on this device. Raises UnsupportedModel for other than CPU and CUDA."""
+    if device.type == "cuda":
+        return StreamChannel(device, torch.cuda)
+    if device.type != "cpu":
+        raise UnsupportedModel(
+            f"The model lives on a {device.type} device; gradients are averaged on CPUs and on "
+            "CUDA devices. Move the model there first."
+        )
+    return InlineChannel() if world_size == 1 else ThreadChannel()
 
 
 def _work(operations: Queue) -> None:

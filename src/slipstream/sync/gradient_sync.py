@@ -16,15 +16,15 @@ from slipstream.cluster import Cluster
 from slipstream.comm import Alone, Collective, Native
 from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
-from slipstream.errors import SlipstreamError, UnsupportedModel
+from slipstream.errors import SlipstreamError
 from slipstream.plan import Plan
 from slipstream.sync.backward_watch import BackwardWatch, current_task
 from slipstream.sync.buffers import Strides
-from slipstream.sync.channel import InlineChannel, ThreadChannel
+from slipstream.sync.channel import Finished, channel_for
 from slipstream.sync.hooks import register_hooks
 from slipstream.sync.nonfinite import find_nonfinite
 from slipstream.sync.planning import PlanKeeper
-from slipstream.sync.reducer import Channel, Reducer
+from slipstream.sync.reducer import Reducer
 from slipstream.sync.report import BucketTimes, NonFinite, StepTimeline
 from slipstream.sync.scaler_guard import refuse_early_unscale
 from slipstream.sync.uneven import scale_for_sums, uneven_windows
@@ -82,17 +82,13 @@ class GradientSync:
         self._ignore = frozenset(ignore)
         self._params = collect_parameters(model, self._ignore)
         device = device_of(self._params)
-        if device.type != "cpu":
-            raise UnsupportedModel(
-                f"The model lives on {device}; this version averages gradients on CPUs only."
-            )
         self._owns_group = group is None and dist.is_initialized()
         self._group = own_group(timeout_seconds) if self._owns_group else group
         self._timeout_seconds = timeout_seconds
         self._check_finite = check_finite
         self._peers = Peers(self._group, store, timeout_seconds, device)
         self._collective: Collective = Native(self._group) if self._group is not None else Alone()
-        self._channel: Channel = InlineChannel() if self.world_size == 1 else ThreadChannel()
+        self._channel = channel_for(device, self.world_size)
         self._watch = BackwardWatch(self._backward_ended)
         self._broken: SlipstreamError | None = None
         self._closed = False
@@ -101,7 +97,8 @@ class GradientSync:
         self._last_task = -1
         self._step = 0
         self._wait_for_update = False
-        self._timeline = StepTimeline()
+        self._finished: list[tuple[int, float, Finished]] = []
+        self._exposed_seconds = 0.0
         self._handles: list[Any] = []
         keeper = PlanKeeper(plan, plan_options or {}, cluster or Cluster((self.world_size,)))
         settings = [keeper.describe(), f"check_finite={check_finite}", sorted(self._ignore)]
@@ -131,8 +128,12 @@ class GradientSync:
 
     @property
     def timeline(self) -> StepTimeline:
-        """When the buckets of the last finished round travelled."""
-        return self._timeline
+        """When the buckets of the last finished round travelled. On a GPU reading it waits."""
+        times = (
+            BucketTimes(index, size, ready, ticket.start_seconds, ticket.end_seconds)
+            for index, (size, ready, ticket) in enumerate(self._finished)
+        )
+        return StepTimeline(tuple(times), self._exposed_seconds)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -315,18 +316,16 @@ class GradientSync:
 
     def _finish(self) -> None:
         try:
-            waited = self._reducer.finish(self._timeout_seconds)
+            self._exposed_seconds = self._reducer.finish(self._timeout_seconds)
         except Exception as error:
             index = self._reducer.first_failed()
             doing = f"averaging bucket {index} of step {self._step}"
             raise self._break(self._peers.failure(error, doing)) from error
-        times = []
-        for index, buffer in enumerate(self._reducer.buffers):
-            ticket = buffer.ticket
-            assert ticket is not None
-            ready, start, end = buffer.ready_seconds, ticket.start_seconds, ticket.end_seconds
-            times.append(BucketTimes(index, buffer.bytes, ready, start, end))
-        self._timeline = StepTimeline(tuple(times), waited)
+        self._finished = [
+            (buffer.bytes, buffer.ready_seconds, buffer.ticket)
+            for buffer in self._reducer.buffers
+            if buffer.ticket is not None
+        ]
 
     def _replan_if_due(self) -> None:
         plan = self._keeper.due(self._params, self._reducer.accumulating, self._peers, self._step)

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -22,19 +21,7 @@ from slipstream.comm import Collective
 from slipstream.errors import UnsupportedModel
 from slipstream.plan import Plan
 from slipstream.sync.buffers import BucketBuffer, Slot, Strides, mark_finite
-from slipstream.sync.channel import Ticket
-
-
-class Channel(Protocol):
-    """Where operations go, in order."""
-
-    def submit(self, operation: Callable[[], None]) -> Ticket:
-        """Queues an operation."""
-        ...
-
-    def close(self, timeout_seconds: float) -> None:
-        """Ends the channel."""
-        ...
+from slipstream.sync.channel import Channel
 
 
 class Reducer:

@@ -1,0 +1,173 @@
+"""Channels: order, errors, limits; the GPU's against a device module that takes notes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from ranks import Rank, run_ranks
+from slipstream.errors import RankFailure, UnsupportedModel
+from slipstream.sync import GradientSync
+from slipstream.sync.channel import InlineChannel, ThreadChannel, channel_for
+from slipstream.sync.stream_channel import StreamChannel
+from small_models import assert_matches, batch, gradients, loss_of, mlp
+
+
+def test_operations_run_one_after_the_other_in_order() -> None:
+    channel, seen, running = ThreadChannel(), [], threading.Lock()
+
+    def operation(number: int) -> None:
+        assert running.acquire(blocking=False), "two at once"
+        seen.append(number)
+        running.release()
+
+    tickets = [channel.submit(lambda n=number: operation(n)) for number in range(50)]  # type: ignore[misc]
+    for ticket in tickets:
+        ticket.wait(5.0)
+    channel.close(5.0)
+    assert seen == list(range(50))
+    for earlier, later in pairwise(tickets):
+        assert earlier.start_seconds <= earlier.end_seconds <= later.start_seconds
+
+
+def test_after_an_error_nothing_more_is_run() -> None:
+    channel, seen = ThreadChannel(), []
+
+    def fail() -> None:
+        raise ValueError("broken link")
+
+    first, second = channel.submit(fail), channel.submit(lambda: seen.append(1))
+    for ticket in (first, second):
+        with pytest.raises(ValueError, match="broken link"):
+            ticket.wait(5.0)
+    channel.close(5.0)
+    assert seen == []
+
+
+def test_waiting_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.sync.channel._GRACE_SECONDS", 0.05)
+    channel, release = ThreadChannel(), threading.Event()
+
+    def stuck() -> None:
+        release.wait(10.0)
+
+    ticket = channel.submit(stuck)
+    with pytest.raises(RankFailure, match="not ended within"):
+        ticket.wait(0.05)
+    release.set()
+    channel.close(5.0)
+
+
+def test_each_device_gets_its_channel() -> None:
+    assert isinstance(channel_for(torch.device("cpu"), 1), InlineChannel)
+    assert isinstance(channel_for(torch.device("cpu"), 2), ThreadChannel)
+    with pytest.raises(UnsupportedModel, match="meta device"):
+        channel_for(torch.device("meta"), 2)
+
+
+class NotedDevice:
+    """A device module whose streams and events write down what is asked of them."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.current = "main"
+        self.clock = 0.0
+        device = self
+
+        class Stream:
+            def __init__(self, device: Any = None, name: str = "side") -> None:
+                self.name = name
+
+            def wait_stream(self, other: Any) -> None:
+                device.notes.append(f"{self.name} waits for {other.name}")
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+                self.at = -1.0
+
+            def record(self) -> None:
+                device.clock += 1.0
+                self.at = device.clock
+                device.notes.append(f"event on {device.current}")
+
+            def wait(self) -> None:
+                device.notes.append(f"{device.current} waits for event")
+
+            def synchronize(self) -> None:
+                assert self.at > 0
+
+            def elapsed_time(self, later: Any) -> float:
+                return 1000.0 * float(later.at - self.at)
+
+        self.Stream, self.Event = Stream, Event
+
+    def synchronize(self, device: Any) -> None:
+        self.notes.append("synchronize")
+
+    def current_stream(self) -> Any:
+        return self.Stream(name=self.current)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+
+def test_a_stream_orders_the_collective_after_the_copies_and_before_the_use() -> None:
+    device = NotedDevice()
+    channel = StreamChannel(torch.device("cpu"), device)
+    device.notes.clear()
+    ticket = channel.submit(lambda: device.notes.append(f"collective on {device.current}"))
+    ticket.wait(1.0)
+    channel.close(1.0)
+    assert device.notes == [
+        "side waits for main",
+        "event on side",
+        "collective on side",
+        "event on side",
+        "main waits for event",
+        "main waits for side",
+    ]
+    assert ticket.end_seconds - ticket.start_seconds == pytest.approx(1.0)
+
+
+def test_a_stream_keeps_an_error_for_the_one_who_waits() -> None:
+    device = NotedDevice()
+    channel = StreamChannel(torch.device("cpu"), device)
+
+    def fail() -> None:
+        raise ValueError("no such group")
+
+    ticket = channel.submit(fail)
+    assert device.current == "main"
+    with pytest.raises(ValueError, match="no such group"):
+        ticket.wait(1.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_two_ranks_on_one_gpu() -> None:
+    """Gloo between two ranks of one GPU: streams, events and views as NCCL would use them."""
+
+    def train(rank: Rank) -> dict[str, torch.Tensor | None]:
+        model = mlp().cuda()
+        sync = GradientSync(model, plan="wfbp", group=rank.group)
+        for step in range(3):
+            model.zero_grad()
+            loss_of(model, batch(rank.rank, step).cuda()).backward()
+        assert sync.timeline.buckets[0].end_seconds > sync.timeline.buckets[0].start_seconds
+        sync.close()
+        return {name: None if g is None else g.cpu() for name, g in gradients(model).items()}
+
+    reference = mlp()
+    loss_of(reference, torch.cat([batch(r, 2) for r in range(2)])).backward()
+    for mine in run_ranks(train, 2):
+        assert_matches(mine, gradients(reference), rtol=1e-9)
