@@ -38,10 +38,6 @@ def fixed(
     A gradient larger than its bucket's limit travels alone. The last bucket is what nothing can
     hide, so it is cut from the end: the longest tail of gradients within `last_bytes`.
     """
-    limits = {"first_bytes": first_bytes, "cap_bytes": cap_bytes, "last_bytes": last_bytes}
-    for name, limit in limits.items():
-        if limit is not None and limit < 1:
-            raise PlanError(f"{name} is {limit}; a bucket's limit is at least 1 byte.")
     tail: Lane = []
     if last_bytes is not None:
         room = last_bytes
@@ -95,6 +91,9 @@ def plan_buckets(planner: str, gradients: Sequence[Gradient], **options: Any) ->
         if option not in known_options:
             takes = ", ".join(known_options) or "no options"
             raise PlanError(f"Planner {planner!r} has no option {option!r}; it takes {takes}.")
+    for option, limit in options.items():
+        if limit is not None and limit < 1:
+            raise PlanError(f"{option} is {limit}; a bucket's limit is at least 1 byte.")
     buckets = [bucket for lane in _lanes(gradients) for bucket in cut(lane, **options)]
     position = {gradient.name: index for index, gradient in enumerate(gradients)}
     buckets.sort(key=lambda bucket: max(position[gradient.name] for gradient in bucket))

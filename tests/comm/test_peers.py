@@ -1,0 +1,140 @@
+"""Small agreements between ranks, broadcast, and the names of those that are lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ranks import Rank, run_ranks, run_ranks_settled
+from slipstream.comm import Alone, Native
+from slipstream.comm.peers import Peers
+from slipstream.errors import RankFailure
+
+CPU = torch.device("cpu")
+
+
+def peers_of(rank: Rank, timeout_seconds: float = 5.0) -> Peers:
+    return Peers(rank.group, None, timeout_seconds, CPU)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5])
+def test_gathering_gives_everyone_everything_in_rank_order(world_size: int) -> None:
+    def gather(rank: Rank) -> list[object]:
+        return peers_of(rank).gather({"rank": rank.rank, "text": "é" * rank.rank}, "testing")
+
+    expected = [{"rank": r, "text": "é" * r} for r in range(world_size)]
+    assert run_ranks(gather, world_size) == [expected] * world_size
+
+
+def test_broadcast_overwrites_tensors_of_every_dtype_and_layout() -> None:
+    def broadcast(rank: Rank) -> list[torch.Tensor]:
+        tensors = [
+            torch.full((2, 3), float(rank.rank)),
+            torch.full((3, 2), rank.rank).t(),
+            torch.tensor(rank.rank == 0),
+            torch.empty(0, 8),
+            torch.full((2,), 1j * (rank.rank + 1)),
+            torch.full((1, 4, 2, 2), rank.rank + 0.5).to(memory_format=torch.channels_last),
+            torch.full((3,), rank.rank + 1, dtype=torch.bfloat16),
+        ]
+        peers_of(rank).broadcast(tensors, "testing")
+        return tensors
+
+    zero, one = run_ranks(broadcast, 2)
+    for mine, expected in zip(one, zero, strict=True):
+        assert torch.equal(mine, expected)
+    assert bool(one[2]) and one[5].stride() == (16, 1, 8, 4)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str
+)
+def test_native_averages_to_the_same_bits_everywhere(dtype: torch.dtype) -> None:
+    def average(rank: Rank) -> torch.Tensor:
+        flat = torch.arange(37, dtype=torch.float64).mul(0.1 * (rank.rank + 1)).to(dtype)
+        Native(rank.group).average_(flat)
+        return flat
+
+    outcomes = run_ranks(average, 3)
+    assert all(torch.equal(mine, outcomes[0]) for mine in outcomes)
+    exact = torch.arange(37, dtype=torch.float64).mul(0.2)
+    torch.testing.assert_close(outcomes[0].double(), exact, rtol=1e-2, atol=1e-12)
+
+
+def test_sixteen_bit_sums_are_formed_in_thirty_two_bits() -> None:
+    """Case 28's kind: 40,000 on each of 4 ranks overflows float16 when it is summed there."""
+
+    def average(rank: Rank) -> float:
+        flat = torch.full((8,), 40_000.0, dtype=torch.float16)
+        Native(rank.group).average_(flat)
+        return float(flat[0])
+
+    assert run_ranks(average, 4) == [40_000.0] * 4
+
+
+def test_alone_changes_nothing() -> None:
+    flat = torch.arange(4.0)
+    Alone().average_(flat)
+    assert torch.equal(flat, torch.arange(4.0))
+
+
+def test_an_agreement_by_store_leaves_out_those_who_do_not_come() -> None:
+    def agree(rank: Rank) -> dict[int, object]:
+        if rank.rank == 2:
+            return {}
+        return peers_of(rank, timeout_seconds=0.3).gather_by_store("key", rank.rank * 10)
+
+    assert run_ranks(agree, 3)[:2] == [{0: 0, 1: 10}] * 2
+
+
+def test_a_failure_names_the_silent_and_cites_those_who_know() -> None:
+    def fail(rank: Rank) -> str:
+        peers = peers_of(rank)
+        if rank.rank == 2:
+            peers.post_failure("the disk is full", "saving", cause=True)
+            return ""
+        if rank.rank == 3:
+            return ""
+        return str(peers.failure(RuntimeError("Connection closed"), "averaging"))
+
+    zero, one, *_ = run_ranks(fail, 4)
+    assert "because of rank 2: the disk is full" in zero
+    assert "because of rank 2: the disk is full" in one
+
+
+def test_a_failure_tells_where_the_others_were() -> None:
+    def fail(rank: Rank) -> str:
+        if rank.rank == 2:
+            return ""
+        doing = "averaging bucket 0 of step 3" if rank.rank == 0 else "evaluating"
+        return str(peers_of(rank).failure(RuntimeError("timed out\nstack"), doing))
+
+    zero, one, _ = run_ranks(fail, 3)
+    assert "no answer from rank 2" in zero and "no answer from rank 2" in one
+    assert "rank 1 was evaluating" in zero and "averaging bucket 0 of step 3" in one
+    assert "timed out" in zero and "stack" not in zero
+
+
+def test_a_lost_store_is_named_as_such() -> None:
+    class Gone:
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError("connection refused")
+
+    def fail(rank: Rank) -> str:
+        peers = Peers(rank.group, Gone(), 5.0, CPU)  # type: ignore[arg-type]
+        return str(peers.failure(RuntimeError("closed"), "averaging"))
+
+    for text in run_ranks(fail, 2):
+        assert "the store through which ranks find each other no longer answers" in text
+
+
+def test_a_rank_that_is_gone_is_an_error_within_the_limit() -> None:
+    def gather(rank: Rank) -> None:
+        if rank.rank == 1:
+            rank.hold(8.0)
+        else:
+            peers_of(rank, 1.0).gather(1, "agreeing on lunch")
+
+    zero, _ = run_ranks_settled(gather, 2, timeout_seconds=1.0)
+    assert isinstance(zero, RankFailure)
+    assert "while agreeing on lunch" in str(zero) and "no answer from rank 1" in str(zero)

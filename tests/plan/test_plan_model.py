@@ -1,0 +1,90 @@
+"""Plans as values and as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.errors import PlanError
+from slipstream.plan import Bucket, Gradient, Plan
+from slipstream.plan.model import parameters_sha256
+
+PLAN = Plan(
+    planner="fixed",
+    model="two layers",
+    nodes=2,
+    ranks_per_node=(2, 1),
+    reduce=(Bucket(gradients=("b.weight", "b.bias"), bytes=12), Bucket(gradients=("a",), bytes=4)),
+)
+GRADIENTS = [Gradient("b.weight", 2), Gradient("b.bias", 1), Gradient("a", 1)]
+
+
+def test_a_plan_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(PLAN.to_json(), encoding="utf-8")
+    assert Plan.load(path) == PLAN
+    assert '"format": "slipstream-plan/1"' in PLAN.to_json()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (('"planner"', '"plannner"'), "planner"),
+        (('"bytes": 12', '"bytes": "twelve"'), "reduce.0.bytes"),
+        (('"bytes": 12', '"bytes": -1'), "reduce.0.bytes"),
+        (('"native"', '"carrier pigeon"'), "reduce.0.collective"),
+        (("slipstream-plan/1", "slipstream-plan/9"), "format"),
+        (('"nodes": 2', '"nodes": 0'), "nodes"),
+        (("{", "{,"), "the document"),
+    ],
+)
+def test_a_damaged_plan_is_refused_with_file_and_field(
+    change: tuple[str, str], field: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(PLAN.to_json().replace(*change, 1), encoding="utf-8")
+    with pytest.raises(PlanError) as caught:
+        Plan.load(path)
+    assert str(path) in str(caught.value) and field in str(caught.value)
+
+
+def test_a_missing_or_binary_plan_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"nowhere\.json cannot be read"):
+        Plan.load(tmp_path / "nowhere.json")
+    (tmp_path / "noise.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PlanError, match=r"noise\.json cannot be read"):
+        Plan.load(tmp_path / "noise.json")
+
+
+def test_a_plan_covers_its_model_exactly() -> None:
+    PLAN.check_covers(GRADIENTS)
+    with pytest.raises(PlanError, match="lacks the trainable parameter 'c'"):
+        PLAN.check_covers([*GRADIENTS, Gradient("c", 1)])
+    with pytest.raises(PlanError, match="'a', which is no trainable parameter"):
+        PLAN.check_covers(GRADIENTS[:2])
+    twice = PLAN.model_copy(update={"reduce": (*PLAN.reduce, PLAN.reduce[1])})
+    with pytest.raises(PlanError, match="'a' 2 times"):
+        twice.check_covers(GRADIENTS)
+    mixed = [GRADIENTS[0], Gradient("b.bias", 1, "float64"), GRADIENTS[2]]
+    with pytest.raises(PlanError, match="Bucket 0 mixes float32 and float64"):
+        PLAN.check_covers(mixed)
+
+
+def test_a_dtype_that_cannot_be_averaged_is_refused() -> None:
+    with pytest.raises(PlanError, match="'steps' has dtype int64"):
+        Gradient("steps", 1, "int64")
+
+
+@given(st.permutations(GRADIENTS))
+def test_the_digest_says_which_model_whatever_the_order(order: list[Gradient]) -> None:
+    assert parameters_sha256(order) == parameters_sha256(GRADIENTS)
+    assert parameters_sha256(order[:2]) != parameters_sha256(GRADIENTS)
+
+
+def test_fingerprints_are_those_of_what_travels_and_when() -> None:
+    renamed = PLAN.model_copy(update={"planner": "by hand"})
+    reordered = PLAN.model_copy(update={"reduce": PLAN.reduce[::-1]})
+    assert renamed.fingerprint() == PLAN.fingerprint() != reordered.fingerprint()
