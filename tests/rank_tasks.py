@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from slipstream.train.recipe import Recipe
 
 RANK = int(os.environ.get("RANK", "0"))
 FOREVER_SECONDS = 100
+LATE_SECONDS = 7
 
 
 def report(
@@ -73,6 +75,29 @@ def rank_1_is_killed(recipe: Recipe, *, run_folder: Path, **_: object) -> None:
     _sleep_for_ever()
 
 
+def rank_1_is_frozen(recipe: Recipe, *, run_folder: Path, **_: object) -> None:
+    """Rank 1 stops answering; rank 0 tells after its time limit."""
+    _mark(run_folder)
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        _sleep_for_ever()
+    _wait_for(run_folder / "pid-1")
+    raise RankFailure("rank 1 did not come to bucket 3 of step 7 within 10 s")
+
+
+def saves_slowly(recipe: Recipe, *, run_folder: Path, **_: object) -> NoReturn:
+    """On a signal rank 1 ends at once, rank 0 after a save that takes its time."""
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.set())
+    _mark(run_folder)
+    while not stopped.is_set():
+        time.sleep(0.02)
+    if RANK == 0:
+        time.sleep(LATE_SECONDS)
+        (run_folder / "saved-0").touch()
+    raise TrainingStopped("training stopped after step 5; go on with --resume")
+
+
 def waits(recipe: Recipe, *, run_folder: Path, **_: object) -> NoReturn:
     """Run until a signal, then save and stop in order."""
 
@@ -97,8 +122,6 @@ def ignores_signals(recipe: Recipe, *, run_folder: Path, **_: object) -> None:
 
 def leaves_a_thread(recipe: Recipe, **_: object) -> None:
     """Fail while a thread that never ends is alive, as one waiting for a peer is."""
-    import threading
-
     threading.Thread(target=_sleep_for_ever).start()
     if RANK == 1:
         raise DataError("rank 1 cannot read its data")

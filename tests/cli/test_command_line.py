@@ -15,7 +15,7 @@ from slipstream.cli.main import app, main
 from slipstream.cli.output import print_summary, reserved_stdout
 from slipstream.errors import DataError
 from slipstream.train.launch import Interrupted
-from slipstream.train.start import Request
+from slipstream.train.request import Request
 
 COMMANDS = ("train", "export", "report")
 SUMMARY = {

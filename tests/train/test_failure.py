@@ -92,7 +92,7 @@ def test_a_killed_rank_is_named_with_its_signal_and_what_others_said() -> None:
     assert type(error) is LaunchError
     assert str(error) == (
         "rank 2 was ended by SIGKILL; the system ends processes so when memory runs out."
-        " Rank 0 said: rank 2 did not come to step 7 within 10 s"
+        " rank 0: rank 2 did not come to step 7 within 10 s"
     )
 
 
@@ -100,7 +100,13 @@ def test_a_frozen_rank_is_named_by_the_others_and_by_its_end() -> None:
     error = as_error([RankEnd(0, 1, GONE), RankEnd(2, -signal.SIGKILL, None)])
     assert type(error) is RankFailure
     assert str(error).startswith("rank 0: rank 2 did not come to step 7")
-    assert "Rank 2 was ended by SIGKILL" in str(error)
+    assert str(error).endswith(" Rank 2 did not end when asked; killed it.")
+
+
+def test_a_rank_that_names_itself_is_not_named_twice() -> None:
+    record = ErrorRecord("RankFailure", "Rank 0 lost its peers", 1.0)
+    assert str(as_error([RankEnd(0, 1, record)])) == "Rank 0 lost its peers"
+    assert str(as_error([RankEnd(1, 1, record)])) == "rank 1: Rank 0 lost its peers"
 
 
 def test_other_endings_have_words() -> None:

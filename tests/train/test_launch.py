@@ -17,7 +17,7 @@ import pytest
 
 import rank_tasks
 from slipstream.cluster import Cluster
-from slipstream.errors import DataError, LaunchError
+from slipstream.errors import DataError, LaunchError, RankFailure
 from slipstream.train.launch import launch
 from slipstream.train.recipe import Recipe, load_recipe
 
@@ -112,6 +112,16 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, recipe: Reci
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
+def test_a_frozen_rank_is_told_of_and_killed(tmp_path: Path, recipe: Recipe) -> None:
+    with pytest.raises(RankFailure) as caught:
+        run("rank_1_is_frozen", recipe, tmp_path)
+    assert str(caught.value) == (
+        "rank 0: rank 1 did not come to bucket 3 of step 7 within 10 s"
+        " Rank 1 did not end when asked; killed it."
+    )
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
 def test_a_failed_rank_ends_although_a_thread_waits(tmp_path: Path, recipe: Recipe) -> None:
     with pytest.raises(DataError, match="rank 1 cannot read its data"):
         run("leaves_a_thread", recipe, tmp_path)
@@ -144,6 +154,17 @@ def test_a_signal_goes_on_to_the_ranks_which_may_save(
     for rank in range(2):
         assert (tmp_path / f"saved-{rank}").read_text() == signal.Signals(number).name
     assert not any(alive(pid) for pid in ranks)
+
+
+def test_a_rank_that_still_saves_is_not_hurried(
+    tmp_path: Path, forkserver: ForkServerContext
+) -> None:
+    launcher = start(forkserver, "saves_slowly", tmp_path, grace_seconds=60)
+    pids(tmp_path)
+    launcher.terminate()
+    launcher.join(WAIT_SECONDS)
+    assert "training stopped after step 5" in (tmp_path / "ended").read_text()
+    assert (tmp_path / "saved-0").exists()
 
 
 def test_ranks_that_do_not_stop_are_killed_after_the_grace_time(

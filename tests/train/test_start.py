@@ -20,7 +20,8 @@ from slipstream.errors import (
 from slipstream.train.job import find_job
 from slipstream.train.launch import Interrupted
 from slipstream.train.recipe import Recipe, load_recipe
-from slipstream.train.start import Request, read_summary, resolve, train_here, train_in_job
+from slipstream.train.request import Request, read_summary, resolve
+from slipstream.train.start import train_here, train_in_job
 
 
 @pytest.fixture(autouse=True)

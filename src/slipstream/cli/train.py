@@ -15,7 +15,7 @@ from slipstream.errors import SlipstreamError
 
 if TYPE_CHECKING:
     from slipstream.train.job import JoinedJob
-    from slipstream.train.start import Request
+    from slipstream.train.request import Request
 
 
 def train(
@@ -53,7 +53,7 @@ def train(
     the ranks itself, on this machine. Ctrl-C or SIGTERM saves a checkpoint and ends the run.
     """
     from slipstream.train.job import find_job
-    from slipstream.train.start import Request
+    from slipstream.train.request import Request
 
     request = Request(recipe, overrides or (), nodes, per_node, run_folder, resume)
     job = find_job(os.environ)

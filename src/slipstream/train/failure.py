@@ -109,17 +109,18 @@ def as_error(ends: Sequence[RankEnd]) -> SlipstreamError:
     cause = root_cause(ends)
     record = cause.record
     if record is None:
-        return LaunchError(f"rank {cause.rank} {cause.ending}.{_words_of_others(ends, cause)}")
-    text = record.text or record.kind
+        words = [_attributed(end.rank, end.record.text) for end in ends if end.record]
+        return LaunchError(" ".join([f"rank {cause.rank} {cause.ending}.", *words[:1]]))
     kind = getattr(slipstream.errors, record.kind, None)
     if not (isinstance(kind, type) and issubclass(kind, SlipstreamError)):
-        return LaunchError(f"rank {cause.rank} failed with {record.kind}: {text}")
-    silent = [end for end in ends if end.record is None and end.exit_code != -signal.SIGTERM]
-    if kind is RankFailure and silent:
-        text += "".join(f" Rank {end.rank} {end.ending}." for end in silent)
-    return kind(f"rank {cause.rank}: {text}")
+        return LaunchError(f"rank {cause.rank} failed with {record.kind}: {record.text}")
+    text = _attributed(cause.rank, record.text or record.kind)
+    frozen = [end for end in ends if end.record is None and end.exit_code == -signal.SIGKILL]
+    if kind is RankFailure:
+        text += "".join(f" Rank {end.rank} did not end when asked; killed it." for end in frozen)
+    return kind(text)
 
 
-def _words_of_others(ends: Sequence[RankEnd], cause: RankEnd) -> str:
-    told = [end for end in ends if end is not cause and end.record is not None]
-    return f" Rank {told[0].rank} said: {told[0].record.text}" if told and told[0].record else ""
+def _attributed(rank: int, text: str) -> str:
+    """``text`` with the rank that said it, unless it says so itself."""
+    return text if text.lower().startswith(f"rank {rank} ") else f"rank {rank}: {text}"

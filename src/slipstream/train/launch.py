@@ -7,30 +7,32 @@ the ranks, which have the recipe's grace time to save; a killed launcher takes i
 
 from __future__ import annotations
 
-import logging
 import math
 import os
-import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from slipstream.cluster import Cluster
-from slipstream.errors import LaunchError
-from slipstream.train.failure import ERROR_FILE_VARIABLE, RankEnd, as_error, read_error, root_cause
+from slipstream.errors import LaunchError, TrainingStopped
+from slipstream.train.failure import RankEnd, as_error, read_error, root_cause
+from slipstream.train.launch_guards import (
+    FORWARDED_SIGNALS,
+    ErrorFiles,
+    handlers_restored,
+    late_ranks_killed,
+    no_rank_left,
+    quiet_launcher,
+)
 from slipstream.train.recipe import Recipe
 from slipstream.train.worker import TRAINING, Orders, log_file
 
-_FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP")
 LOGS = "logs"
 
 
@@ -62,7 +64,7 @@ def launch(
     logs = run_folder / LOGS
     logs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
-        files = _ErrorFiles(Path(scratch))
+        files = ErrorFiles(Path(scratch))
         orders = Path(scratch) / "orders.json"
         Orders(
             recipe=recipe.to_toml(),
@@ -77,7 +79,12 @@ def launch(
         config = _config(cluster.world_size, recipe, files)
         command = ("-P", "-m", "slipstream.train.worker", str(orders))
         try:
-            with _quiet_launcher(), _handlers_restored(), _no_rank_left():
+            with (
+                quiet_launcher(),
+                handlers_restored(),
+                no_rank_left(),
+                late_ranks_killed(files, cluster.world_size),
+            ):
                 elastic_launch(config, sys.executable)(*command)
         except ChildFailedError as error:
             _raise_for(error, logs)
@@ -106,33 +113,9 @@ def _config(world_size: int, recipe: Recipe, files: LogsSpecs) -> LaunchConfig:
         local_addr="127.0.0.1",
         max_restarts=0,
         monitor_interval=0.1,
-        signals_to_handle=",".join(_FORWARDED),
+        signals_to_handle=",".join(FORWARDED_SIGNALS),
         shutdown_timeout=math.ceil(recipe.checkpoint.grace_seconds),
     )
-
-
-class _ErrorFiles(LogsSpecs):
-    """Where each rank leaves its error; what it prints is the rank's own affair."""
-
-    def __init__(self, scratch: Path) -> None:
-        super().__init__()
-        self._scratch = scratch
-
-    @property
-    def root_log_dir(self) -> str:
-        return str(self._scratch)
-
-    def error_file(self, rank: int) -> Path:
-        """The file of one rank."""
-        return self._scratch / f"error-{rank}.json"
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """The files of each local rank; tells each rank its error file through ``envs``."""
-        error_files = {rank: str(self.error_file(rank)) for rank in envs}
-        for rank, path in error_files.items():
-            envs[rank][ERROR_FILE_VARIABLE] = path
-        inherited = dict.fromkeys(envs, "")
-        return LogsDest(stdouts=inherited, stderrs=inherited, error_files=error_files)
 
 
 def _remove_empty(logs: Path) -> None:
@@ -144,10 +127,10 @@ def _remove_empty(logs: Path) -> None:
         logs.rmdir()
 
 
-def _last_word(files: _ErrorFiles, world_size: int) -> str:
+def _last_word(files: ErrorFiles, world_size: int) -> str:
     """What a rank that stopped in order said about it; empty where none did."""
     records = [read_error(files.error_file(rank)) for rank in range(world_size)]
-    said = [record.text for record in records if record and record.kind == "TrainingStopped"]
+    said = [record.text for record in records if record and record.kind == TrainingStopped.__name__]
     return said[0] if said else ""
 
 
@@ -165,47 +148,3 @@ def _raise_for(failed: ChildFailedError, logs: Path) -> None:
     if log.is_file() and log.stat().st_size:
         raise LaunchError(f"{as_error(ends)} Its last words are in {log}") from None
     raise as_error(ends) from None
-
-
-@contextmanager
-def _quiet_launcher() -> Iterator[None]:
-    """Silence the elastic launcher's own log: what it knows is raised as one sentence instead."""
-    loggers = [
-        logging.getLogger(name)
-        for name in logging.root.manager.loggerDict
-        if name.startswith("torch.distributed")
-    ]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """Put back the signal handlers that the elastic launcher replaces and keeps."""
-    before: dict[str, Callable[..., object] | int | None] = {
-        name: signal.getsignal(getattr(signal, name)) for name in _FORWARDED
-    }
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
-
-
-@contextmanager
-def _no_rank_left() -> Iterator[None]:
-    """Kill what the launcher left, as after a second Ctrl-C during the grace time."""
-    launcher = psutil.Process()
-    before = set(launcher.children())
-    try:
-        yield
-    finally:
-        for child in set(launcher.children()) - before:
-            child.kill()
-            child.wait()
