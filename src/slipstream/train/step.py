@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -74,20 +73,10 @@ class Stepper:
         computes the gradient norm where nothing is clipped.
         """
         self._prepare(step)
-        loss = torch.zeros((), device=self._device)
-        correct = torch.zeros((), dtype=torch.int64, device=self._device)
-        for number, batch in enumerate(window, start=1):
-            is_last = number == len(window)
-            with nullcontext() if is_last else self._sync.no_sync():
-                labels = batch.labels.to(self._device, non_blocking=True)
-                logits = self._model(batch.images.to(self._device, non_blocking=True))
-                part = self._loss(logits, labels) / len(window)
-                self.clock.cut("forward")
-                part.backward()
-                self.clock.cut("backward")
-            loss += part.detach()
-            correct += (logits.detach().argmax(dim=1) == labels).sum()
-        self._sync.wait()
+        *early, last = window
+        with self._sync.no_sync():
+            parts = [self._backward(batch, len(window)) for batch in early]
+        parts.append(self._backward(last, len(window)))
         nonfinite = self._sync.nonfinite()
         self.clock.cut("wait", "wait for gradients")
         rate = self._schedule.rate(update)
@@ -95,8 +84,14 @@ class Stepper:
         if nonfinite and self._guard:
             self._guard.restore()
         self.clock.cut("update")
-        samples = sum(batch.labels.numel() for batch in window)
-        return StepResult(loss, correct, samples, rate, norm, nonfinite)
+        return StepResult(
+            loss=torch.stack([loss for loss, _ in parts]).sum(),
+            correct=torch.stack([correct for _, correct in parts]).sum(),
+            samples=sum(batch.labels.numel() for batch in window),
+            learning_rate=rate,
+            gradient_norm=norm,
+            nonfinite=nonfinite,
+        )
 
     def _prepare(self, step: int) -> None:
         self.optimizer.zero_grad()
@@ -104,8 +99,19 @@ class Stepper:
             self._guard.remember()
         torch.manual_seed(stream_seed(self._settings.seed, step, self._sync.rank))
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits, labels, label_smoothing=self._settings.label_smoothing)
+    def _backward(self, batch: Batch, num_parts: int) -> tuple[Tensor, Tensor]:
+        """Adds one of `num_parts` micro-batches to the gradients.
+
+        Returns its share of the step's loss and the number of correctly classified samples.
+        """
+        labels = batch.labels.to(self._device, non_blocking=True)
+        logits = self._model(batch.images.to(self._device, non_blocking=True))
+        smoothing = self._settings.label_smoothing
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing) / num_parts
+        self.clock.cut("forward")
+        loss.backward()
+        self.clock.cut("backward")
+        return loss.detach(), (logits.detach().argmax(dim=1) == labels).sum()
 
     def _update(self, rate: float, measure_norm: bool) -> Tensor | None:
         """Clips and steps at the given rate; returns the gradient norm where it was computed."""
