@@ -1,1 +1,1 @@
-"""Training: recipe, loop, checkpoints, launch; nothing is imported here, so that pure parts stay so."""
+"""Training: recipe, loop, checkpoints, launch. Nothing is imported here: pure parts stay pure."""

@@ -9,6 +9,10 @@ stands in `store` and `writer`.
 from slipstream.train.checkpoint.apply import apply
 from slipstream.train.checkpoint.export import export_weights
 from slipstream.train.checkpoint.manifest import Position
+from slipstream.train.checkpoint.random_streams import (
+    capture_random_streams,
+    restore_random_streams,
+)
 from slipstream.train.checkpoint.reader import LoadedCheckpoint, load
 from slipstream.train.checkpoint.snapshot import TrainState
 from slipstream.train.checkpoint.stop import StopSignal
@@ -23,8 +27,10 @@ __all__ = [
     "StopSignal",
     "TrainState",
     "apply",
+    "capture_random_streams",
     "export_weights",
     "find_checkpoint",
     "latest",
     "load",
+    "restore_random_streams",
 ]

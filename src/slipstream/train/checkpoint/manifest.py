@@ -100,9 +100,7 @@ class Manifest(_Record):
 
     def to_text(self) -> str:
         """The JSON text, with its own SHA-256 as the last field."""
-        content = self.model_dump(mode="json")
-        content["manifest_sha256"] = _digest(content)
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+        return sealed(self.model_dump(mode="json"))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -172,6 +170,12 @@ def read_small_file(path: Path) -> str:
 def damaged(path: Path, why: str) -> CheckpointError:
     """The error for a file that cannot be trusted."""
     return CheckpointError(f"{path} cannot be used: {why}; use another checkpoint of the run.")
+
+
+def sealed(content: dict[str, JsonValue]) -> str:
+    """The JSON text of `content` with the field `manifest_sha256` added."""
+    text = json.dumps({**content, "manifest_sha256": _digest(content)}, indent=1, allow_nan=False)
+    return text + "\n"
 
 
 def _digest(content: dict[str, JsonValue]) -> str:

@@ -20,7 +20,6 @@ from pathlib import Path
 from slipstream.errors import CheckpointError
 from slipstream.train.checkpoint.manifest import (
     MANIFEST,
-    FileName,
     Manifest,
     check_files,
     read_manifest,
@@ -106,6 +105,7 @@ class Store:
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._sequence = 0
         self._id = secrets.token_hex(8)
         # Before anything else of ours exists: cleaners take names without a lock for dead.
         self._lock = HeldLock(folder / f".writer-{self._id}.lock")
@@ -116,13 +116,14 @@ class Store:
 
         Raises OSError, after which nothing of the attempt is left and all old checkpoints are.
         """
+        self._sweep()
         hidden = self._hidden("new")
         hidden.mkdir()
         try:
             self._fill(hidden, snapshot, step, metric)
             path = self._rename(hidden, step)
         except BaseException:
-            # Best effort: what stays is hidden, and removed when we no longer live.
+            # Best effort: what stays is hidden, and removed by the next save or start.
             shutil.rmtree(hidden, ignore_errors=True)
             raise
         fsync_path(self.folder)
@@ -151,20 +152,26 @@ class Store:
         """Leave the folder; calling it twice is fine."""
         self._lock.release()
 
+    def _sweep(self) -> None:
+        """Remove what a failed save or removal of ours left: the disk may have been away."""
+        for path in self.folder.glob(f".writer-{self._id}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def _fill(self, folder: Path, snapshot: Snapshot, step: int, metric: float | None) -> None:
-        files: dict[FileName, object] = {}
-        for name, tensors in snapshot.tensors.items():
-            files[name] = write_tensors(folder / name, tensors)
+        files = {name: write_tensors(folder / name, t) for name, t in snapshot.tensors.items()}
+        # Our own count too: another checkpoint may be unreadable for a moment on a network disk.
         found, _ = scan(self.folder)
+        newest = max([self._sequence, *(item.manifest.sequence for item in found)])
+        self._sequence = newest + 1
         manifest = Manifest(
-            sequence=1 + max((item.manifest.sequence for item in found), default=0),
+            sequence=self._sequence,
             step=step,
             position=snapshot.position,
             metric=metric,
             recipe=snapshot.recipe,
             plan=snapshot.plan,
             counters=snapshot.counters,
-            files=files,  # type: ignore[arg-type]
+            files=files,
             model=snapshot.model,
             optimizer=snapshot.optimizer,
         )
