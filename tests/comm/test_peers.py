@@ -37,7 +37,7 @@ def test_broadcast_overwrites_tensors_of_every_dtype_and_layout() -> None:
             torch.full((1, 4, 2, 2), rank.rank + 0.5).to(memory_format=torch.channels_last),
             torch.full((3,), rank.rank + 1, dtype=torch.bfloat16),
         ]
-        peers_of(rank).broadcast(tensors, "testing")
+        peers_of(rank).broadcast({str(i): t for i, t in enumerate(tensors)}, "testing")
         return tensors
 
     zero, one = run_ranks(broadcast, 2)

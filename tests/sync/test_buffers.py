@@ -141,7 +141,7 @@ def test_sync_buffers_waits_for_what_is_in_flight() -> None:
         model.count += rank.rank
         loss_of(model, batch(rank.rank)).backward()
         sync.sync_buffers()
-        in_flight = sync._reducer.in_flight
+        in_flight = sync._rounds.in_flight
         sync.close()
         return in_flight, gradients(model), buffers(model)
 
@@ -237,7 +237,8 @@ def test_a_sparse_buffer_is_refused_unless_it_is_ignored() -> None:
         assert "sparse (float32 [3, 3] sparse_coo)" in str(outcome) and "ignore" in str(outcome)
 
     def wrap_ignoring(rank: Rank) -> None:
-        sync = GradientSync(Odd(sparse), ignore=["odd"], group=rank.group)
+        model = Odd(sparse)
+        sync = GradientSync(model, ignore=["odd"], group=rank.group)
         sync.sync_buffers()
         sync.close()
 

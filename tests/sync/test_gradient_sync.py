@@ -17,7 +17,7 @@ from ranks import Rank, run_ranks
 from slipstream.errors import PlanError, SlipstreamError, UnsupportedModel
 from slipstream.plan import Bucket, Plan
 from slipstream.sync import GradientSync
-from small_models import assert_matches, batch, gradients, loss_of, mlp, weights
+from small_models import Gradients, assert_matches, batch, gradients, loss_of, mlp, weights
 
 PLANNERS = ["wfbp", "single", "fixed", "ddp"]
 
@@ -70,7 +70,7 @@ def test_gradients_are_views_of_the_buckets_and_cost_no_second_copy() -> None:
         storages = {
             p.grad.untyped_storage().data_ptr() for p in model.parameters() if p.grad is not None
         }
-        held = sum(b.flat.numel() for b in sync._reducer.buffers)
+        held = sum(b.flat.numel() for b in sync._rounds.reducer.buffers)
         sync.close()
         return len(storages), held
 
@@ -82,7 +82,7 @@ def test_gradients_are_views_of_the_buckets_and_cost_no_second_copy() -> None:
 def test_a_new_plan_frees_the_buckets_of_the_old_one() -> None:
     model = mlp()
     sync = GradientSync(model, plan="wfbp")
-    old = [weakref.ref(buffer.flat) for buffer in sync._reducer.buffers]
+    old = [weakref.ref(buffer.flat) for buffer in sync._rounds.reducer.buffers]
     gc.disable()  # freed by itself, not when the collector happens to run
     try:
         for step in range(2):
@@ -120,7 +120,7 @@ def test_no_sync_is_left_by_an_exception() -> None:
     sync = GradientSync(model)
     with pytest.raises(ValueError, match="user"), sync.no_sync():
         raise ValueError("user")
-    assert sync._enabled
+    assert sync._rounds.enabled
 
 
 def test_several_backwards_equal_one_on_the_sum() -> None:
@@ -187,13 +187,13 @@ def test_three_backwards_while_a_delayed_collective_is_in_flight() -> None:
     def train(rank: Rank) -> dict[str, Any]:
         model = mlp()
         sync = GradientSync(model, plan="wfbp", group=rank.group)
-        sync._reducer._collective = Delayed(sync._reducer._collective, rank.rank)
-        sync._keeper._learning = False
+        sync._rounds.reducer._collective = Delayed(sync._rounds.reducer._collective, rank.rank)
+        sync._rounds._keeper._learning = False
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         sync.attach(optimizer)
         for step in range(3):
             loss_of(model, batch(rank.rank, step)).backward()
-            assert sync._reducer.in_flight
+            assert sync._rounds.reducer.in_flight
         optimizer.step()
         sync.close()
         return gradients(model)
@@ -295,11 +295,34 @@ def test_the_wrapped_model_is_copied_pickled_and_saved_like_any_other() -> None:
     sync.close()
 
 
-def test_a_forgotten_sync_lets_the_model_train_on() -> None:
+def test_an_engine_that_nobody_keeps_averages_all_the_same() -> None:
+    def train(rank: Rank) -> Gradients:
+        model = mlp(seed=rank.rank)
+        GradientSync(model, group=rank.group)
+        gc.collect()
+        loss_of(model, batch(rank.rank)).backward()
+        return gradients(model)
+
+    reference = mlp()
+    loss_of(reference, torch.cat([batch(r) for r in range(2)])).backward()
+    for mine in run_ranks(train, 2):
+        assert_matches(mine, gradients(reference))
+
+
+def test_a_model_takes_one_engine_at_a_time() -> None:
     model = mlp()
+    sync = GradientSync(model)
+    with pytest.raises(SlipstreamError, match="has a GradientSync already"):
+        GradientSync(model)
+    sync.close()
     GradientSync(model)
-    loss_of(model, batch(0)).backward()
-    assert all(param.grad is not None for param in model.parameters())
+
+
+def test_buffers_of_a_model_that_is_gone_are_an_error() -> None:
+    sync = GradientSync(mlp())
+    gc.collect()
+    with pytest.raises(SlipstreamError, match="does not exist any more"):
+        sync.sync_buffers()
 
 
 def test_a_model_on_the_meta_device_is_refused() -> None:

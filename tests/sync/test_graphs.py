@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -433,7 +434,7 @@ def test_recomputation(mode: str, repeats: int, frozen_first: bool, accumulate: 
 def count_sends(sync: GradientSync) -> list[int]:
     """Grows by one for each collective that the engine starts."""
     sent: list[int] = []
-    inner = sync._collective
+    inner = sync._rounds._means.collective
 
     class Counting:
         name = "native"
@@ -442,7 +443,9 @@ def count_sends(sync: GradientSync) -> list[int]:
             sent.append(flat.numel())
             inner.average_(flat)
 
-    sync._collective = sync._reducer._collective = Counting()
+    means = replace(sync._rounds._means, collective=Counting())
+    sync._rounds._means = means
+    sync._rounds.reducer._collective = means.collective
     return sent
 
 

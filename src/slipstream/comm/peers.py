@@ -11,7 +11,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,9 +57,7 @@ class Peers:
         except RuntimeError as error:
             raise self.failure(error, doing) from error
 
-    def broadcast(
-        self, tensors: Mapping[str, torch.Tensor] | Iterable[torch.Tensor], doing: str
-    ) -> None:
+    def broadcast(self, tensors: Mapping[str, torch.Tensor], doing: str) -> None:
         """Overwrites the tensors with rank 0's; names are for errors.
 
         Names, dtypes and shapes are compared first, because backends end the whole process when
@@ -68,8 +66,6 @@ class Peers:
         """
         if self._group is None:
             return
-        if not isinstance(tensors, Mapping):
-            tensors = {f"number {index}": tensor for index, tensor in enumerate(tensors)}
         mine = [[name, _form(tensor)] for name, tensor in tensors.items()]
         digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()
         if len(set(self.gather(digest, doing))) > 1:

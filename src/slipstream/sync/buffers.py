@@ -138,6 +138,16 @@ def agreed_strides(param: torch.Tensor) -> Strides:
     return param.stride()
 
 
+def in_layout(gradient: torch.Tensor, strides: Strides) -> torch.Tensor:
+    """The gradient, copied where its strides are others."""
+    if gradient.stride() == strides:
+        return gradient
+    copy = torch.empty_strided(
+        gradient.shape, strides, dtype=gradient.dtype, device=gradient.device
+    )
+    return copy.copy_(gradient)
+
+
 def mark_finite(slot: Slot, world_size: int) -> None:
     """Sets the slot's flag to NaN when its view is not finite or its sum would overflow.
 

@@ -13,19 +13,19 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 
 from slipstream.cluster import Cluster
-from slipstream.comm import Alone, Collective, Native
+from slipstream.comm import Alone, Native
 from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
 from slipstream.errors import SlipstreamError
 from slipstream.plan import Plan
-from slipstream.sync.backward_watch import BackwardWatch, current_task
-from slipstream.sync.buffers import Strides
-from slipstream.sync.channel import Finished, channel_for
+from slipstream.sync import registry
+from slipstream.sync.buffers import in_layout
+from slipstream.sync.channel import channel_for
 from slipstream.sync.hooks import register_hooks
 from slipstream.sync.nonfinite import find_nonfinite
 from slipstream.sync.planning import PlanKeeper
-from slipstream.sync.reducer import Reducer
-from slipstream.sync.report import BucketTimes, NonFinite, StepTimeline
+from slipstream.sync.report import NonFinite, StepTimeline
+from slipstream.sync.rounds import Means, Rounds
 from slipstream.sync.scaler_guard import refuse_early_unscale
 from slipstream.sync.uneven import scale_for_sums, uneven_windows
 from slipstream.sync.wrapping import agree_on_model, collect_parameters, device_of
@@ -46,7 +46,8 @@ class GradientSync:
 
     Arguments, the same on every rank:
       model: any module whose parameters are replicated and live on one device. Its trainable
-        parameters get hooks; nothing else of it is touched, and `close` removes them.
+        parameters get hooks; nothing else of it is touched, and `close` removes them. The engine
+        lives as long as the model, whether or not anyone keeps it in a variable.
       plan: a planner's name (`wfbp`, `single`, `fixed`, `ddp`) or a Plan that covers exactly the
         trainable parameters. A named planner first goes by the reverse order of registration, and
         after one step by the order in which gradients became ready on rank 0.
@@ -62,7 +63,7 @@ class GradientSync:
 
     Raises RanksDiffer on every rank when models or settings differ, UnsupportedModel for sharded,
     lazy or multi-device models, PlanError for a plan that does not fit, RankFailure when a rank
-    does not come.
+    does not come, SlipstreamError for a model that has a GradientSync already.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class GradientSync:
         cluster: Cluster | None = None,
         ignore: Collection[str] = (),
     ) -> None:
-        self._model = model
+        registry.make_way(model)
+        self._model = weakref.ref(model)
         self._ignore = frozenset(ignore)
         self._params = collect_parameters(model, self._ignore)
         device = device_of(self._params)
@@ -87,28 +89,25 @@ class GradientSync:
         self._timeout_seconds = timeout_seconds
         self._check_finite = check_finite
         self._peers = Peers(self._group, store, timeout_seconds, device)
-        self._collective: Collective = Native(self._group) if self._group is not None else Alone()
-        self._channel = channel_for(device, self.world_size)
-        self._watch = BackwardWatch(self._backward_ended)
-        self._broken: SlipstreamError | None = None
-        self._closed = False
-        self._enabled = True
-        self._round_open = False
-        self._last_task = -1
-        self._step = 0
-        self._wait_for_update = False
-        self._finished: list[tuple[int, float, Finished]] = []
-        self._exposed_seconds = 0.0
-        self._handles: list[Any] = []
         keeper = PlanKeeper(plan, plan_options or {}, cluster or Cluster((self.world_size,)))
         settings = [keeper.describe(), f"check_finite={check_finite}", sorted(self._ignore)]
-        self._strides: dict[str, Strides] = agree_on_model(self._params, settings, self._peers)
-        self._keeper = keeper
-        self._broadcast_model()
-        self._reducer = self._build(keeper.first_plan(self._params))
-        self._handles += register_hooks(self._params, self)
-
-    # -- what the user sees ---------------------------------------------------------------------
+        self._strides = agree_on_model(self._params, settings, self._peers)
+        tensors: dict[str, torch.Tensor] = {**self._params, **self._buffers()}
+        self._peers.broadcast(tensors, "broadcasting rank 0's parameters and buffers")
+        self._channel = channel_for(device, self.world_size)
+        means = Means(
+            params=self._params,
+            strides=self._strides,
+            collective=Native(self._group) if self._group is not None else Alone(),
+            channel=self._channel,
+            peers=self._peers,
+            timeout_seconds=timeout_seconds,
+            check_finite=check_finite,
+        )
+        self._rounds = Rounds(means, keeper)
+        self._closed = False
+        self._handles: list[Any] = register_hooks(self._params, self._rounds)
+        registry.keep(model, self)
 
     @property
     def rank(self) -> int:
@@ -121,28 +120,29 @@ class GradientSync:
         return self._peers.world_size
 
     @property
+    def broken(self) -> bool:
+        """Whether a failure has ended averaging for good."""
+        return self._rounds.broken is not None
+
+    @property
     def plan(self) -> Plan:
         """The plan in force. A named planner's changes once, after the first step."""
-        wait = "update" if self._wait_for_update else "backward"
-        return self._reducer.plan.model_copy(update={"wait": wait})
+        wait = "update" if self._rounds.wait_for_update else "backward"
+        return self._rounds.reducer.plan.model_copy(update={"wait": wait})
 
     @property
     def timeline(self) -> StepTimeline:
         """When the buckets of the last finished round travelled. On a GPU reading it waits."""
-        times = (
-            BucketTimes(index, size, ready, ticket.start_seconds, ticket.end_seconds)
-            for index, (size, ready, ticket) in enumerate(self._finished)
-        )
-        return StepTimeline(tuple(times), self._exposed_seconds)
+        return self._rounds.timeline()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside accumulate locally; the next one outside averages all of it."""
-        before, self._enabled = self._enabled, False
+        before, self._rounds.enabled = self._rounds.enabled, False
         try:
             yield
         finally:
-            self._enabled = before
+            self._rounds.enabled = before
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Waits for the averages in `optimizer.step()` instead of in backward (wait="update").
@@ -150,21 +150,20 @@ class GradientSync:
         Between the two `p.grad` must not be touched, except after `wait()`, or through
         `clip_grad_norm_` and `unscale_`, which wait. Call it on every rank alike.
         """
-        self._wait_for_update = True
-        self_ref = weakref.ref(self)
+        self._rounds.wait_for_update = True
+        reference = weakref.ref(self._rounds)
 
         def before_step(*_: object) -> None:
-            sync = self_ref()
-            if sync is not None:
-                sync._before_step()
+            rounds = reference()
+            if rounds is not None:
+                refuse_early_unscale(rounds.in_flight)
+                rounds.wait()
 
         self._handles.append(optimizer.register_step_pre_hook(before_step))
 
     def wait(self) -> None:
         """Returns when `p.grad` holds the averages of the last backward. Raises RankFailure."""
-        self._check_usable()
-        if self._reducer.in_flight and not self._round_open:
-            self._finish()
+        self._rounds.wait()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Waits, then scales the averages so that their total norm is at most `max_norm`.
@@ -172,8 +171,12 @@ class GradientSync:
         Mutates `p.grad`; returns the norm before (0-d), which is the same on all ranks.
         """
         self.wait()
-        params = [param for param in self._params.values() if param.grad is not None]
-        return nn.utils.clip_grad_norm_(params, max_norm, norm_type)
+        found = [(name, p) for name, p in self._params.items() if p.grad is not None]
+        # in the agreed layout, since a norm's last bit depends on the order of the elements
+        grads = [in_layout(p.grad, self._strides[name]) for name, p in found if p.grad is not None]
+        norm = nn.utils.get_total_norm(grads, norm_type)
+        nn.utils.clip_grads_with_norm_([p for _, p in found], max_norm, norm)
+        return norm
 
     def unscale_(self, scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
         """Waits, then `scaler.unscale_(optimizer)`: all ranks see the same infinities."""
@@ -188,7 +191,7 @@ class GradientSync:
         if not self._check_finite:
             raise SlipstreamError("nonfinite() needs GradientSync(..., check_finite=True).")
         self.wait()
-        return find_nonfinite(self._reducer.buffers, self._peers)
+        return find_nonfinite(self._rounds.reducer.buffers, self._peers)
 
     def uneven(
         self, batches: Iterable[Batch], *, mode: str = "join", window: int = 1
@@ -225,159 +228,33 @@ class GradientSync:
         The point at which buffers agree: call it on all ranks before evaluation and checkpoints.
         """
         self.wait()
-        buffers = [b for name, b in self._model.named_buffers() if name not in self._ignore]
-        self._peers.broadcast(buffers, "broadcasting buffers")
+        self._peers.broadcast(self._buffers(), "broadcasting buffers")
 
     def close(self) -> None:
         """Removes every hook and ends the channel; gradients stay. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
+        registry.drop(self._model())
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._broken is None and self._reducer.in_flight and not self._round_open:
-            self._finish()
-        self._channel.close(0.0 if self._broken else self._timeout_seconds)
-        if self._owns_group and self._group is not None and self._broken is None:
+        if self.broken:  # peers are gone, and what is on the channel may wait for them
+            self._channel.close(0.0)
+            return
+        self.wait()
+        self._channel.close(self._timeout_seconds)
+        if self._owns_group and self._group is not None:
             destroy_group(self._group)
 
-    # -- what autograd calls --------------------------------------------------------------------
-
-    def before_accumulate(self, name: str) -> None:
-        """Nothing may be added to a bucket that is in flight."""
-        if self._broken is None and self._reducer.in_flight:
-            if self._round_open:
-                self._reducer.wait_for(self._reducer.slots[name], self._timeout_seconds)
-            else:
-                self._finish()
-
-    def after_accumulate(self, name: str) -> None:
-        """Takes the gradient that autograd has just added to this parameter's."""
-        try:
-            self._take(name)
-        except Exception as error:
-            self._fail(error)
-            raise
-
-    def _take(self, name: str) -> None:
-        self._check_usable()
-        task = current_task()
-        if task != self._last_task:
-            self._enter(task)
-        slot = self._reducer.slots[name]
-        if self._enabled:
-            self._keeper.saw(name)
-            self._reducer.ready(slot)
-        else:
-            self._reducer.keep(slot)
-
-    def _enter(self, task: int) -> None:
-        """The first hook that fires in a graph task."""
-        if self._round_open and self._watch.is_stale(task):
-            self._drop_interrupted_round()
-        if not self._round_open:
-            self._replan_if_due()
-        if self._enabled:
-            self._watch.enter(task)
-            if not self._round_open:
-                self._open_round()
-            self._reducer.hold |= self._watch.nested
-        self._last_task = task
-
-    def _backward_ended(self) -> None:
-        self._round_open = False
-        self._last_task = -1
-        self._reducer.seal()
-        self._keeper.round_sealed()
-        if not self._wait_for_update:
-            self._finish()
-
-    def _before_step(self) -> None:
-        refuse_early_unscale(self._reducer.in_flight)
-        self.wait()
-
-    # -- inside ---------------------------------------------------------------------------------
-
     def _set_enabled(self, enabled: bool) -> None:
-        self._enabled = enabled
+        self._rounds.enabled = enabled
 
     def _take_part_without_gradient(self) -> None:
-        """A round in which this rank has no backward."""
-        self.wait()
-        self._replan_if_due()
-        self._open_round()
-        self._backward_ended()
+        self._rounds.take_part_without_gradient()
 
-    def _open_round(self) -> None:
-        self._step += 1
-        self._reducer.begin()
-        self._round_open = True
-
-    def _finish(self) -> None:
-        try:
-            self._exposed_seconds = self._reducer.finish(self._timeout_seconds)
-        except Exception as error:
-            index = self._reducer.first_failed()
-            doing = f"averaging bucket {index} of step {self._step}"
-            raise self._break(self._peers.failure(error, doing)) from error
-        self._finished = [
-            (buffer.bytes, buffer.ready_seconds, buffer.ticket)
-            for buffer in self._reducer.buffers
-            if buffer.ticket is not None
-        ]
-
-    def _replan_if_due(self) -> None:
-        plan = self._keeper.due(self._params, self._reducer.accumulating, self._peers, self._step)
-        if plan is not None:
-            kept = {name for name, slot in self._reducer.slots.items() if slot.kept}
-            self._reducer.release()  # before the new buckets, or both exist at once
-            self._reducer = self._build(plan)
-            for name in kept & set(self._reducer.slots):
-                self._reducer.slots[name].kept = True
-
-    def _drop_interrupted_round(self) -> None:
-        """A backward ended in an error before this one: harmless only if nothing had gone out."""
-        if self._reducer.started:
-            raise self._break(
-                SlipstreamError(
-                    f"The backward of step {self._step} ended in an error after some of its "
-                    "gradients had been averaged, so ranks may differ. Make a new GradientSync, "
-                    "which starts from rank 0's parameters."
-                )
-            )
-        self._watch.forget()
-        self._round_open = False
-        self._reducer.in_flight = False
-
-    def _build(self, plan: Plan) -> Reducer:
-        return Reducer(
-            plan,
-            self._params,
-            self._strides,
-            self._collective,
-            self._channel,
-            world_size=self.world_size,
-            check_finite=self._check_finite,
-        )
-
-    def _broadcast_model(self) -> None:
-        buffers = [b for name, b in self._model.named_buffers() if name not in self._ignore]
-        tensors = [*self._params.values(), *buffers]
-        self._peers.broadcast(tensors, "broadcasting rank 0's parameters")
-
-    def _check_usable(self) -> None:
-        if self._broken is not None:
-            raise self._broken
-
-    def _break(self, error: SlipstreamError) -> SlipstreamError:
-        """Nothing can be averaged any more; later calls raise the same error."""
-        self._broken = error
-        return error
-
-    def _fail(self, error: Exception) -> None:
-        """An error of this rank's own: the others learn it instead of waiting for the limit."""
-        if self._broken is None:
-            broken = error if isinstance(error, SlipstreamError) else SlipstreamError(str(error))
-            self._break(broken)
-            self._peers.post_failure(str(error), f"running step {self._step}", cause=True)
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        model = self._model()
+        if model is None:
+            raise SlipstreamError("The model of this GradientSync does not exist any more.")
+        return {n: b for n, b in model.named_buffers() if n not in self._ignore}

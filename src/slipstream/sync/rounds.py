@@ -1,0 +1,205 @@
+"""One synchronised backward after the other: what happens in autograd's hooks, and when.
+
+first hook of a backward    the plan is changed if that is due; a round is opened
+each hook                   its gradient goes into its bucket, full buckets go out
+end of backward             the rest goes out; with wait="backward" the averages are awaited
+next backward, or a step    with wait="update" they are awaited here
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.comm import Collective
+from slipstream.comm.peers import Peers
+from slipstream.errors import SlipstreamError
+from slipstream.plan import Plan
+from slipstream.sync.backward_watch import BackwardWatch, current_task
+from slipstream.sync.buffers import Strides
+from slipstream.sync.channel import Channel, Finished
+from slipstream.sync.planning import PlanKeeper
+from slipstream.sync.reducer import Reducer
+from slipstream.sync.report import BucketTimes, StepTimeline
+from slipstream.sync.wrapping import Params
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what a model's gradients are averaged: the same things for all of its rounds.
+
+    params: every parameter by name; strides: the agreed layouts; timeout_seconds: limit of a wait.
+    """
+
+    params: Params
+    strides: dict[str, Strides]
+    collective: Collective
+    channel: Channel
+    peers: Peers
+    timeout_seconds: float
+    check_finite: bool
+
+
+class Rounds:
+    """Runs the rounds of one model, under the plans that `keeper` makes; listens to its hooks.
+
+    enabled: whether the next backward averages; wait_for_update: whether it returns before the
+    averages are there.
+    """
+
+    def __init__(self, means: Means, keeper: PlanKeeper) -> None:
+        self.enabled = True
+        self.wait_for_update = False
+        self.broken: SlipstreamError | None = None
+        self._means = means
+        self._keeper = keeper
+        self._watch = BackwardWatch(self._backward_ended)
+        self._open = False
+        self._last_task = -1
+        self._step = 0
+        self._finished: list[tuple[int, float, Finished]] = []
+        self._exposed_seconds = 0.0
+        self.reducer = self._build(keeper.first_plan(means.params))
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a backward has ended whose averages have not been awaited."""
+        return self.reducer.in_flight and not self._open
+
+    def wait(self) -> None:
+        """Returns when the averages of the last backward are there. Raises RankFailure."""
+        if self.broken is not None:
+            raise self.broken
+        if self.in_flight:
+            self._finish()
+
+    def timeline(self) -> StepTimeline:
+        """When the buckets of the last finished round travelled."""
+        times = (
+            BucketTimes(index, size, ready, ticket.start_seconds, ticket.end_seconds)
+            for index, (size, ready, ticket) in enumerate(self._finished)
+        )
+        return StepTimeline(tuple(times), self._exposed_seconds)
+
+    def take_part_without_gradient(self) -> None:
+        """A round in which this rank has no backward."""
+        self.wait()
+        self._replan_if_due()
+        self._begin()
+        self._backward_ended()
+
+    def before_accumulate(self, name: str) -> None:
+        """Nothing may be added to a bucket that is in flight."""
+        if self.broken is None and self.reducer.in_flight:
+            if self._open:
+                slot = self.reducer.slots[name]
+                self.reducer.wait_for(slot, self._means.timeout_seconds)
+            else:
+                self._finish()
+
+    def after_accumulate(self, name: str) -> None:
+        """Takes the gradient that autograd has just added to this parameter's."""
+        try:
+            self._take(name)
+        except Exception as error:
+            self._fail(error)
+            raise
+
+    def _take(self, name: str) -> None:
+        if self.broken is not None:
+            raise self.broken
+        task = current_task()
+        if task != self._last_task:
+            self._enter(task)
+        slot = self.reducer.slots[name]
+        if self.enabled:
+            self._keeper.saw(name)
+            self.reducer.ready(slot)
+        else:
+            self.reducer.keep(slot)
+
+    def _enter(self, task: int) -> None:
+        """The first hook that fires in a graph task."""
+        if self._open and self._watch.is_stale(task):
+            self._drop_interrupted_round()
+        if not self._open:
+            self._replan_if_due()
+        if self.enabled:
+            self._watch.enter(task)
+            if not self._open:
+                self._begin()
+            self.reducer.hold |= self._watch.nested
+        self._last_task = task
+
+    def _begin(self) -> None:
+        self._step += 1
+        self.reducer.begin()
+        self._open = True
+
+    def _backward_ended(self) -> None:
+        self._open = False
+        self._last_task = -1
+        self.reducer.seal()
+        self._keeper.round_sealed()
+        if not self.wait_for_update:
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self._exposed_seconds = self.reducer.finish(self._means.timeout_seconds)
+        except Exception as error:
+            index = self.reducer.first_failed()
+            doing = f"averaging bucket {index} of step {self._step}"
+            raise self._break(self._means.peers.failure(error, doing)) from error
+        self._finished = [
+            (buffer.bytes, buffer.ready_seconds, buffer.ticket)
+            for buffer in self.reducer.buffers
+            if buffer.ticket is not None
+        ]
+
+    def _replan_if_due(self) -> None:
+        means, reducer = self._means, self.reducer
+        plan = self._keeper.due(means.params, reducer.accumulating, means.peers, self._step)
+        if plan is not None:
+            kept = {name for name, slot in reducer.slots.items() if slot.kept}
+            reducer.release()  # before the new buckets, or both exist at once
+            self.reducer = self._build(plan)
+            for name in kept & set(self.reducer.slots):
+                self.reducer.slots[name].kept = True
+
+    def _drop_interrupted_round(self) -> None:
+        """A backward ended in an error before this one: harmless only if nothing had gone out."""
+        if self.reducer.started:
+            raise self._break(
+                SlipstreamError(
+                    f"The backward of step {self._step} ended in an error after some of its "
+                    "gradients had been averaged, so ranks may differ. Make a new GradientSync, "
+                    "which starts from rank 0's parameters."
+                )
+            )
+        self._watch.forget()
+        self._open = False
+        self.reducer.in_flight = False
+
+    def _build(self, plan: Plan) -> Reducer:
+        means = self._means
+        return Reducer(
+            plan,
+            means.params,
+            means.strides,
+            means.collective,
+            means.channel,
+            world_size=means.peers.world_size,
+            check_finite=means.check_finite,
+        )
+
+    def _break(self, error: SlipstreamError) -> SlipstreamError:
+        """Nothing can be averaged any more; later calls raise the same error."""
+        self.broken = error
+        return error
+
+    def _fail(self, error: Exception) -> None:
+        """An error of this rank's own: the others learn it instead of waiting for the limit."""
+        if self.broken is None:
+            own = error if isinstance(error, SlipstreamError) else SlipstreamError(str(error))
+            self._break(own)
+            self._means.peers.post_failure(str(error), f"running step {self._step}", cause=True)
