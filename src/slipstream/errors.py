@@ -3,6 +3,8 @@
     SlipstreamError
     |- RecipeError            a recipe, or a setting in it, that cannot be used
     |- DataError              a data file that is missing, damaged or does not fit
+    |- TraceError             a recorded step that is damaged, incomplete or of another model
+    |- CostError              a cluster's costs that are damaged, or that nobody has measured
     |- PlanError              a plan that does not fit the model or the cluster
     |- UnsupportedModel       a model that data parallelism over replicas cannot carry
     |- RanksDiffer            ranks disagree about the model, the plan or the settings
@@ -28,6 +30,14 @@ class RecipeError(SlipstreamError):
 
 class DataError(SlipstreamError):
     """A data file is missing, damaged, or does not fit what was asked of it."""
+
+
+class TraceError(SlipstreamError):
+    """A trace is missing, damaged, incomplete, or of another model."""
+
+
+class CostError(SlipstreamError):
+    """A cluster's costs are missing, damaged, or do not cover what was asked of them."""
 
 
 class PlanError(SlipstreamError):
