@@ -11,7 +11,8 @@ from slipstream.costs.cluster_file import (
     Wire,
 )
 from slipstream.costs.costs import Choice, Costs
-from slipstream.costs.curves import Curve, Line, Minimum, Table, least_of
+from slipstream.costs.curves import Curve, Floor, Line, Minimum, Table, least_of
+from slipstream.costs.fits import Fit, fit_floor, fit_line, fit_two_regimes, line_near
 from slipstream.costs.formulas import ring, slowest_link
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "Costs",
     "Curve",
     "Density",
+    "Fit",
+    "Floor",
     "Line",
     "Link",
     "Links",
@@ -29,7 +32,11 @@ __all__ = [
     "Operation",
     "Table",
     "Wire",
+    "fit_floor",
+    "fit_line",
+    "fit_two_regimes",
     "least_of",
+    "line_near",
     "ring",
     "slowest_link",
 ]

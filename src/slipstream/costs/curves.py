@@ -77,6 +77,38 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Floor:
+    """T(M) = max(a, b M): flat while startup rules, then a rate; a in seconds, b in seconds a byte.
+
+    Raises CostError where either is negative or not finite.
+    """
+
+    startup_seconds: float
+    seconds_per_byte: float
+
+    def __post_init__(self) -> None:
+        Line(self.startup_seconds, self.seconds_per_byte)
+
+    def seconds(self, num_bytes: float) -> float:
+        """The seconds that a bucket of `num_bytes` takes."""
+        return max(self.startup_seconds, self.seconds_per_byte * num_bytes)
+
+    def seconds_of(self, num_bytes: ArrayLike) -> Floats:
+        """The same for an array of sizes."""
+        rates: Floats = self.seconds_per_byte * np.asarray(num_bytes, np.float64)
+        return np.maximum(self.startup_seconds, rates)
+
+    @property
+    def is_monotone(self) -> bool:
+        """Always: neither number is negative."""
+        return True
+
+    def least_seconds_per_byte(self, max_bytes: float) -> float:
+        """T(M) / M is least for the largest M."""
+        return self.seconds(max_bytes) / max_bytes
+
+
+@dataclass(frozen=True)
 class Table:
     """T(M) through measured points: (bytes, seconds), bytes increasing.
 

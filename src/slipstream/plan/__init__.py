@@ -1,6 +1,22 @@
 """Plans: which gradients travel together, in which order, by which collective (no torch here)."""
 
 from slipstream.plan.baselines import PLANNERS, plan_buckets
+from slipstream.plan.bounds import LowerBound, lower_bounds
 from slipstream.plan.model import Bucket, Gradient, Plan
+from slipstream.plan.planners import PLANNER_NAMES, plan_step
+from slipstream.plan.timing import BucketTiming, StepTiming, time_step
 
-__all__ = ["PLANNERS", "Bucket", "Gradient", "Plan", "plan_buckets"]
+__all__ = [
+    "PLANNERS",
+    "PLANNER_NAMES",
+    "Bucket",
+    "BucketTiming",
+    "Gradient",
+    "LowerBound",
+    "Plan",
+    "StepTiming",
+    "lower_bounds",
+    "plan_buckets",
+    "plan_step",
+    "time_step",
+]

@@ -6,22 +6,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, model_validator
 
-from slipstream.errors import PlanError
+from slipstream.cluster import Cluster
+from slipstream.costs import CollectiveName, Wire
+from slipstream.documents import Document, Frozen
+from slipstream.errors import PlanError, SlipstreamError
+from slipstream.trace import ITEM_BYTES, Sized, parameters_sha256
 
-_MAX_FILE_BYTES = 64 * 2**20
-_ITEM_BYTES = {
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "complex64": 8,
-    "complex128": 16,
-}
+__all__ = ["Bucket", "Gradient", "Plan", "parameters_sha256"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +32,8 @@ class Gradient:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.dtype not in _ITEM_BYTES:
-            known = ", ".join(_ITEM_BYTES)
+        if self.dtype not in ITEM_BYTES:
+            known = ", ".join(ITEM_BYTES)
             raise PlanError(
                 f"Gradient {self.name!r} has dtype {self.dtype}; what can be averaged: {known}."
             )
@@ -46,14 +41,13 @@ class Gradient:
     @property
     def bytes(self) -> int:
         """Its size in memory."""
-        return self.numel * _ITEM_BYTES[self.dtype]
+        return self.numel * ITEM_BYTES[self.dtype]
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Bucket(_Frozen):
+class Bucket(Frozen):
     """Gradients of one dtype that travel together.
 
     bytes: their size in memory; collective: how they are averaged; wire: what travels.
@@ -61,18 +55,24 @@ class Bucket(_Frozen):
 
     gradients: tuple[str, ...] = Field(min_length=1)
     bytes: int = Field(ge=0)
-    collective: Literal["native"] = "native"
-    wire: Literal["float32"] = "float32"
+    collective: CollectiveName = "native"
+    wire: Wire = "float32"
 
 
-class Plan(_Frozen):
+class Plan(Document):
     """The order in which buckets are averaged; the engine obeys it and decides nothing.
 
     reduce: the buckets in launch order; every trainable parameter stands in exactly one of them.
-    wait: the point up to which the step may go on without the averages, "backward" (they are there
-    when backward returns) or "update" (they are there when the optimizer steps).
+    wait: the point up to which the step may go on without the averages: "backward" (they are there
+    when backward returns), "update" (when the optimizer steps) or "forward" (when the next forward
+    reads the parameters).
+    gather: with `planner="pipelined"`, `reduce` only scatters the averages, and these buckets
+    gather them during the next forward; else None.
     predicted_step_seconds, lower_bound_seconds: where a planner knows them.
     """
+
+    _kind: ClassVar[str] = "plan"
+    _error: ClassVar[type[SlipstreamError]] = PlanError
 
     format: Literal["slipstream-plan/1"] = "slipstream-plan/1"
     planner: str
@@ -80,71 +80,78 @@ class Plan(_Frozen):
     parameters_sha256: str | None = None
     nodes: int = Field(default=1, ge=1)
     ranks_per_node: int | tuple[int, ...] = 1
-    wait: Literal["backward", "update"] = "backward"
-    predicted_step_seconds: float | None = None
-    lower_bound_seconds: float | None = None
+    wait: Literal["backward", "update", "forward"] = "backward"
+    predicted_step_seconds: _Seconds | None = None
+    lower_bound_seconds: _Seconds | None = None
     reduce: tuple[Bucket, ...]
-    gather: None = None
+    gather: tuple[Bucket, ...] | None = None
 
-    def to_json(self) -> str:
-        """The plan as the text of a plan file."""
-        return self.model_dump_json(indent=1) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str, where: str = "the plan") -> Plan:
-        """Reads the text of a plan file; `where` names it in errors.
-
-        Raises PlanError that names the file and the first field that is wrong.
-        """
-        try:
-            return cls.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(str(part) for part in first["loc"]) or "the document"
-            raise PlanError(
-                f"{where} is not a plan that this version reads: {field}: {first['msg']}."
-            ) from None
-
-    @classmethod
-    def load(cls, path: Path) -> Plan:
-        """Reads a plan file. Raises PlanError when it is missing, too large or damaged."""
-        try:
-            if path.stat().st_size > _MAX_FILE_BYTES:
-                raise PlanError(f"{path} is larger than any plan ({_MAX_FILE_BYTES} bytes).")
-            return cls.from_json(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            raise PlanError(f"The plan file {path} cannot be read: {error}.") from error
+    @model_validator(mode="after")
+    def _gathers_in_the_forward(self) -> Self:
+        if self.gather is not None and self.wait != "forward":
+            raise ValueError('gather buckets travel during the forward, so wait must be "forward"')
+        return self
 
     def fingerprint(self) -> str:
         """SHA-256 over all that decides what travels and when: equal plans, equal fingerprints."""
         text = self.model_dump_json(include={"reduce", "gather", "wait"})
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def check_covers(self, gradients: Sequence[Gradient]) -> None:
-        """Raises PlanError unless every gradient stands in exactly one bucket, with its dtype."""
-        planned = Counter(name for bucket in self.reduce for name in bucket.gradients)
-        wanted = {gradient.name: gradient for gradient in gradients}
-        for name, count in planned.items():
-            if count > 1:
-                raise PlanError(f"The plan holds {name!r} {count} times; once is right.")
-            if name not in wanted:
-                raise PlanError(
-                    f"The plan holds {name!r}, which is no trainable parameter of this model; "
-                    "make a plan for this model."
-                )
-        for name in wanted:
-            if name not in planned:
-                raise PlanError(
-                    f"The plan lacks the trainable parameter {name!r}; make a plan for this model."
-                )
-        for index, bucket in enumerate(self.reduce):
-            dtypes = {wanted[name].dtype for name in bucket.gradients}
-            if len(dtypes) > 1:
-                mixed = " and ".join(sorted(dtypes))
-                raise PlanError(f"Bucket {index} mixes {mixed}; a bucket has one dtype.")
+    def check_covers(self, gradients: Sequence[Sized]) -> None:
+        """Raises PlanError unless every gradient stands in exactly one bucket, with its dtype.
+
+        In a pipelined plan that holds for the buckets that reduce and for those that gather.
+        """
+        _check_covers(self.reduce, "The plan", gradients)
+        if self.gather is not None:
+            _check_covers(self.gather, "The plan's gather", gradients)
+
+    def check_made_for(self, model: str, digest: str, cluster: Cluster) -> None:
+        """Raises PlanError unless the plan was made for this model on a cluster of this shape.
+
+        digest: `parameters_sha256` of the model's gradients. A plan that does not say which
+        parameters it is for passes as far as the model goes; see `check_covers`.
+        """
+        if self.parameters_sha256 not in (None, digest):
+            raise PlanError(
+                f"The plan was made for the model {self.model!r} and this is {model!r}: their "
+                "parameters differ in name, size or dtype; make a plan with `slipstream plan`."
+            )
+        shape = self.ranks_per_node
+        planned = (shape,) * self.nodes if isinstance(shape, int) else shape
+        if planned != cluster.ranks_per_node:
+            raise PlanError(
+                f"The plan was made for {_shape(planned)} and this cluster has "
+                f"{_shape(cluster.ranks_per_node)}; make a plan with `slipstream plan`."
+            )
 
 
-def parameters_sha256(gradients: Sequence[Gradient]) -> str:
-    """A digest of names, sizes and dtypes, whatever their order: says which model a plan is for."""
-    lines = sorted(f"{g.name}\t{g.numel}\t{g.dtype}" for g in gradients)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def _shape(ranks_per_node: tuple[int, ...]) -> str:
+    nodes = "1 node" if len(ranks_per_node) == 1 else f"{len(ranks_per_node)} nodes"
+    if len(set(ranks_per_node)) > 1:
+        return f"{nodes} with {', '.join(map(str, ranks_per_node))} ranks"
+    ranks = "1 rank" if ranks_per_node[0] == 1 else f"{ranks_per_node[0]} ranks"
+    return f"{nodes} with {ranks}{' each' if len(ranks_per_node) > 1 else ''}"
+
+
+def _check_covers(buckets: Sequence[Bucket], what: str, gradients: Sequence[Sized]) -> None:
+    planned = Counter(name for bucket in buckets for name in bucket.gradients)
+    wanted = {gradient.name: gradient for gradient in gradients}
+    for name, count in planned.items():
+        if count > 1:
+            raise PlanError(f"{what} holds {name!r} {count} times; once is right.")
+        if name not in wanted:
+            raise PlanError(
+                f"{what} holds {name!r}, which is no trainable parameter of this model; "
+                "make a plan for this model."
+            )
+    for name in wanted:
+        if name not in planned:
+            raise PlanError(
+                f"{what} lacks the trainable parameter {name!r}; make a plan for this model."
+            )
+    for index, bucket in enumerate(buckets):
+        dtypes = {wanted[name].dtype for name in bucket.gradients}
+        if len(dtypes) > 1:
+            mixed = " and ".join(sorted(dtypes))
+            raise PlanError(f"Bucket {index} mixes {mixed}; a bucket has one dtype.")

@@ -81,7 +81,11 @@ def plan_table(run: Run, timeline: StepTimeline | None) -> Markup:
         if timed and timeline is not None:
             cells += _times(timed[index], timeline)
         rows.append(cells)
-    awaited = {"backward": "the end of backward", "update": "the optimizer's update"}[plan.wait]
+    awaited = {
+        "backward": "the end of backward",
+        "update": "the optimizer's update",
+        "forward": "the next forward",
+    }[plan.wait]
     buckets = "1 bucket" if len(plan.reduce) == 1 else f"{len(plan.reduce)} buckets"
     intro = (
         f"Planner {plan.planner}: {buckets}, {size(total)} of gradients in a "

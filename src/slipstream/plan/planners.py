@@ -1,0 +1,151 @@
+"""Planners by name: from a trace and costs to a plan with its predicted step.
+
+wfbp, single, fixed, ddp   by sizes alone (`baselines.py`)
+mgwfbp                     the paper's greedy rule (`mgwfbp.py`)
+optimal                    exact, then the fewest buckets within a tolerance
+pipelined                  reduce-scatter in backward, all-gather in the next forward, each
+                           half planned exactly
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import isfinite
+from typing import Any
+
+from slipstream.costs import Choice, Costs, Operation, Wire, least_of, line_near
+from slipstream.errors import PlanError
+from slipstream.plan.baselines import PLANNERS, plan_buckets
+from slipstream.plan.bounds import lower_bounds
+from slipstream.plan.cutting import as_buckets, cut_half
+from slipstream.plan.fewest import fewest
+from slipstream.plan.halves import backward_half, forward_half
+from slipstream.plan.lane import Cuts, Lane
+from slipstream.plan.mgwfbp import VARIANTS, mgwfbp
+from slipstream.plan.model import Bucket, Gradient, Plan, parameters_sha256
+from slipstream.plan.optimal import optimal
+from slipstream.plan.timing import time_step
+from slipstream.trace import Trace
+
+STEP_PLANNERS = ("mgwfbp", "optimal", "pipelined")
+PLANNER_NAMES = (*PLANNERS, *STEP_PLANNERS)
+DEFAULT_TOLERANCE = 0.005
+
+
+def plan_step(
+    planner: str,
+    trace: Trace,
+    costs: Costs,
+    *,
+    tolerance: float = DEFAULT_TOLERANCE,
+    max_bucket_bytes: int | None = None,
+    allow: Sequence[Wire] = ("float32",),
+    collectives: Sequence[str] = ("native",),
+    **options: Any,
+) -> Plan:
+    """A plan for this step on these costs, with predicted_step_seconds and lower_bound_seconds.
+
+    planner: one of PLANNER_NAMES; options: the planner's own, such as `cap_bytes` or `variant`.
+    Each bucket gets the cheapest of the allowed `collectives` and wires (`allow`); wires other than
+    "float32" lose precision.
+    tolerance, max_bucket_bytes: for `optimal` and `pipelined`. Of all plans whose communication
+    ends at most `tolerance` (relative) after the earliest possible end, theirs has the fewest
+    buckets; no bucket exceeds max_bucket_bytes in memory, except by a single gradient.
+
+    Raises PlanError for a planner, an option or a limit that there is not, CostError where nothing
+    that is allowed has costs, TraceError where `pipelined` lacks needed_seconds.
+    """
+    _check(planner, tolerance, max_bucket_bytes, options)
+    operation: Operation = "reduce_scatter" if planner == "pipelined" else "all_reduce"
+    choices = costs.choices(collectives, allow, operation)
+    gather_choices: tuple[Choice, ...] = ()
+    if planner in PLANNERS:
+        reduce, gather = _by_sizes(planner, trace, choices, options), None
+    else:
+        half = backward_half(trace)
+        cutter = partial(_greedy, **options)
+        if planner != "mgwfbp":
+            cutter = partial(_exact, tolerance=tolerance, floor=half.floor_seconds)
+        reduce = as_buckets(cut_half(half, choices, cutter, max_bucket_bytes), choices)
+        gather = None
+    if planner == "pipelined":
+        gather_choices = costs.choices(collectives, allow, "all_gather")
+        gather = _gather(trace, gather_choices, tolerance, max_bucket_bytes)
+    shape = costs.cluster.ranks_per_node
+    plan = Plan(
+        planner=planner,
+        model=trace.model,
+        parameters_sha256=trace.parameters_sha256 or parameters_sha256(trace.gradients),
+        nodes=costs.cluster.nodes,
+        ranks_per_node=shape[0] if len(set(shape)) == 1 else shape,
+        wait="forward" if planner == "pipelined" else "backward",
+        reduce=reduce,
+        gather=gather,
+    )
+    bounds = lower_bounds(
+        trace,
+        least_of([choice.curve for choice in choices]),
+        least_of([choice.curve for choice in gather_choices]) if gather_choices else None,
+    )
+    return plan.model_copy(
+        update={
+            "predicted_step_seconds": time_step(trace, costs, plan).step_seconds,
+            "lower_bound_seconds": max(bound.step_seconds for bound in bounds),
+        }
+    )
+
+
+def _check(
+    planner: str, tolerance: float, max_bucket_bytes: int | None, options: dict[str, Any]
+) -> None:
+    if planner not in PLANNER_NAMES:
+        known = ", ".join(PLANNER_NAMES)
+        raise PlanError(f"There is no planner {planner!r}; there are {known}.")
+    if not (isfinite(tolerance) and tolerance >= 0):
+        raise PlanError(f"The tolerance is {tolerance}; it is a share of the step, 0 or more.")
+    if max_bucket_bytes is not None:
+        if planner not in ("optimal", "pipelined"):
+            raise PlanError(f"max_bucket_bytes is not a setting of planner {planner!r}.")
+        if max_bucket_bytes < 1:
+            raise PlanError(f"max_bucket_bytes is {max_bucket_bytes}; it is at least 1 byte.")
+    if planner in STEP_PLANNERS:
+        known_options = ("variant",) if planner == "mgwfbp" else ()
+        for option in options:
+            if option not in known_options:
+                takes = ", ".join(known_options) or "no options of its own"
+                raise PlanError(f"Planner {planner!r} has no option {option!r}; it takes {takes}.")
+        variant = options.get("variant", VARIANTS[0])
+        if variant not in VARIANTS:
+            raise PlanError(f"mgwfbp has no variant {variant!r}; it has {', '.join(VARIANTS)}.")
+
+
+def _by_sizes(
+    planner: str, trace: Trace, choices: Sequence[Choice], options: dict[str, Any]
+) -> tuple[Bucket, ...]:
+    gradients = [Gradient(g.name, g.numel, g.dtype) for g in trace.gradients]
+    by_name = {gradient.name: gradient for gradient in trace.gradients}
+    plan = plan_buckets(planner, gradients, **options)
+    return as_buckets(
+        [[by_name[name] for name in bucket.gradients] for bucket in plan.reduce], choices
+    )
+
+
+def _greedy(lane: Lane, **options: Any) -> Cuts:
+    line = line_near(lane.curve, lane.sums[-1])
+    return mgwfbp(lane.ready_seconds, lane.sums, line, **options)
+
+
+def _exact(lane: Lane, tolerance: float, floor: float) -> Cuts:
+    """floor: before this nothing waits for the channel, so ending earlier is worth nothing."""
+    best = optimal(lane)
+    return fewest(lane, best, max(best.end_seconds, floor) * (1 + tolerance))
+
+
+def _gather(
+    trace: Trace, choices: Sequence[Choice], tolerance: float, max_bytes: int | None
+) -> tuple[Bucket, ...]:
+    half = forward_half(trace)
+    cutter = partial(_exact, tolerance=tolerance, floor=half.floor_seconds)
+    buckets = cut_half(half, choices, cutter, max_bytes)
+    return as_buckets([bucket[::-1] for bucket in reversed(buckets)], choices)
