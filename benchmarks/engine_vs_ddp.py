@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from harness import Figure, at_most, finish, options, paired_ratio
-from processes import run_processes
+from rank_processes import run_processes
 from sleeping import SleepingModel, resnet50_sizes
 from slipstream import Bucket, GradientSync, Plan
 

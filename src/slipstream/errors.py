@@ -13,7 +13,8 @@
     |- TrainingStopped        training was asked to stop, has saved and can be resumed
     |- CheckpointError        a checkpoint that cannot be written, found, trusted or applied
     |- RunFolderError         a run folder that cannot be used
-    `- LaunchError            ranks could not be started
+    |- LaunchError            ranks could not be started
+    `- LabError               the emulated cluster could not be built, checked or used
 
 Each message is one sentence or two that name the file, rank or setting and the way out, so that
 the command line can print it alone.
@@ -74,3 +75,7 @@ class RunFolderError(SlipstreamError):
 
 class LaunchError(SlipstreamError):
     """Ranks could not be started."""
+
+
+class LabError(SlipstreamError):
+    """The emulated cluster could not be built, checked or used."""

@@ -14,8 +14,8 @@ from slipstream import __version__
 from slipstream.cli.main import app, main
 from slipstream.cli.output import print_summary, reserved_stdout
 from slipstream.errors import DataError
-from slipstream.train.launch import Interrupted
-from slipstream.train.request import Request
+from slipstream.train.launch.local import Interrupted
+from slipstream.train.launch.request import Request
 
 COMMANDS = ("train", "export", "report")
 SUMMARY = {
@@ -53,7 +53,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, outcome: Exception | dict[str, Any
             raise outcome
         return outcome
 
-    monkeypatch.setattr("slipstream.train.start.train_here", train_here)
+    monkeypatch.setattr("slipstream.train.launch.start.train_here", train_here)
     return requests
 
 
@@ -233,7 +233,7 @@ def test_ctrl_c_before_ranks_started_is_no_traceback(
     def interrupted(request: Request) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("slipstream.train.start.train_here", interrupted)
+    monkeypatch.setattr("slipstream.train.launch.start.train_here", interrupted)
     assert run_main(monkeypatch, "train") == 130
     assert "Traceback" not in capfd.readouterr().err
 

@@ -54,6 +54,6 @@ def test_gradients_of_heads_that_nobody_used_stay_none(outcomes: list[dict[str, 
 
 
 def test_a_failing_rank_is_reported_and_leaves_no_process(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"rank 1 ended with 1 and said: (.|\n)*one is odd"):
+    with pytest.raises(AssertionError, match=r"rank 1 failed and said: (.|\n)*one is odd"):
         run_processes(ddp_scenarios.rank_1_raises, 2, tmp_path)
     assert not multiprocessing.active_children()

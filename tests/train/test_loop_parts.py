@@ -12,7 +12,7 @@ from slipstream.errors import CheckpointError, LaunchError, SlipstreamError
 from slipstream.sync import BucketTimes, StepTimeline
 from slipstream.train.distributed import Job, join_job
 from slipstream.train.progress import Progress, Totals
-from slipstream.train.spans import StepClock
+from slipstream.train.record.spans import StepClock
 from slipstream.train.stopping import StopAgreement
 from training_runs import Request, job_of
 

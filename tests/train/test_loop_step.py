@@ -18,9 +18,9 @@ from slipstream.data import Batch
 from slipstream.optim.schedules import Schedule
 from slipstream.sync import GradientSync
 from slipstream.train.distributed import Job
-from slipstream.train.settings import TrainSettings
+from slipstream.train.recipe.settings import TrainSettings
+from slipstream.train.record.tally import Tally
 from slipstream.train.step import Stepper, StepResult, stream_seed, windows
-from slipstream.train.tally import Tally
 from small_models import assert_matches, gradients, reseeded
 from training_runs import job_of
 

@@ -14,8 +14,8 @@ from slipstream.cli.output import print_document, print_summary, reserved_stdout
 from slipstream.errors import SlipstreamError
 
 if TYPE_CHECKING:
-    from slipstream.train.job import JoinedJob
-    from slipstream.train.request import Request
+    from slipstream.train.launch.joined import JoinedJob
+    from slipstream.train.launch.request import Request
 
 
 def train(
@@ -52,24 +52,28 @@ def train(
     Inside torchrun or srun this process joins the job as one of its ranks; elsewhere it starts
     the ranks itself, on this machine. Ctrl-C or SIGTERM saves a checkpoint and ends the run.
     """
-    from slipstream.train.job import find_job
-    from slipstream.train.request import Request
+    from slipstream.train.launch.joined import find_job
+    from slipstream.train.launch.request import Request
 
     request = Request(recipe, overrides or (), nodes, per_node, run_folder, resume)
     job = find_job(os.environ)
     with reserved_stdout() as stdout:
         summary = _start_ranks(request) if job is None else _be_a_rank(request, job)
-        if job is not None and job.rank != 0:
-            return
-        if as_json:
-            print_document(summary, stdout)
-        else:
-            print_summary(summary, stdout)
+        if job is None or job.rank == 0:
+            if as_json:
+                print_document(summary, stdout)
+            else:
+                print_summary(summary, stdout)
+            stdout.flush()
+    if job is not None and job.world_size > 1:
+        from slipstream.train.launch.leaving import leave
+
+        leave(0)
 
 
 def _start_ranks(request: Request) -> dict[str, Any]:
-    from slipstream.train.launch import Interrupted
-    from slipstream.train.start import train_here
+    from slipstream.train.launch.local import Interrupted
+    from slipstream.train.launch.start import train_here
 
     try:
         return train_here(request)
@@ -80,7 +84,7 @@ def _start_ranks(request: Request) -> dict[str, Any]:
 
 def _be_a_rank(request: Request, job: JoinedJob) -> dict[str, Any]:
     """Train as a rank of the job around; a rank that fails leaves at once."""
-    from slipstream.train.start import train_in_job
+    from slipstream.train.launch.start import train_in_job
 
     try:
         return train_in_job(request, job)
@@ -90,7 +94,7 @@ def _be_a_rank(request: Request, job: JoinedJob) -> dict[str, Any]:
 
 def _leave(error: Exception, rank: int) -> NoReturn:
     """Say what ended this rank, to the user and to its starter, and end the process."""
-    from slipstream.train.failure import write_error
+    from slipstream.train.launch.failure import write_error
 
     write_error(error)
     if not isinstance(error, SlipstreamError):

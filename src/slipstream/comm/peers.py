@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -167,7 +168,10 @@ class Peers:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)
+    """What went wrong, without the source line before it and the advice and stack after it."""
+    text = str(error).strip() or repr(error)
+    line = re.sub(r"^\[[^\]]*\]\s*", "", text.splitlines()[0])
+    return re.split(r"\.\s", line, maxsplit=1)[0].rstrip(".")[:200]
 
 
 def _form(tensor: torch.Tensor) -> str:

@@ -13,7 +13,7 @@ from slipstream.errors import PlanError, RunFolderError
 from slipstream.plan import Plan
 from slipstream.report.records import Record, of_kind, scan_metrics
 
-_CHECKPOINT_NAME = re.compile(r"step-(\d{1,18})")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{1,18})(?:-r\d{1,9})?")
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,9 @@ class GradientSync:
 
     @property
     def plan(self) -> Plan:
-        """The plan in force. A named planner's changes once, after the first step."""
+        """The plan of the next backward. A named planner's changes once, after the first step."""
         wait = "update" if self._rounds.wait_for_update else "backward"
-        return self._rounds.reducer.plan.model_copy(update={"wait": wait})
+        return self._rounds.plan.model_copy(update={"wait": wait})
 
     @property
     def timeline(self) -> StepTimeline:

@@ -25,7 +25,12 @@ class PlanKeeper:
         self._trainable: list[str] = []
         self._learning = isinstance(plan, str)
         self._order: list[str] = []
-        self._round_seen = False
+        self._next: Plan | None = None
+
+    @property
+    def next_plan(self) -> Plan | None:
+        """The plan that the next backward will start with, where it is another one."""
+        return self._next
 
     def describe(self) -> str:
         """The setting in words, equal on ranks whose plans will be equal."""
@@ -47,11 +52,22 @@ class PlanKeeper:
         if self._learning:
             self._order.append(name)
 
-    def round_sealed(self) -> None:
-        """A synchronised backward has ended."""
-        self._round_seen = True
+    def round_finished(self, params: Params, peers: Peers) -> None:
+        """All ranks have finished a round: after the first they agree on the order they saw.
 
-    def due(self, params: Params, accumulating: bool, peers: Peers, step: int) -> Plan | None:
+        Here, and not when the next backward begins, so that a checkpoint in between holds the plan
+        with which training goes on.
+        """
+        if not self._learning:
+            return
+        everyone = peers.gather(list(dict.fromkeys(self._order)), "agreeing on the ready order")
+        self._learning, self._order = False, []
+        by_name = {gradient.name: gradient for gradient in gradients_in_reverse(params)}
+        order = [name for name in everyone[0] if name in by_name]
+        order += [name for name in by_name if name not in set(order)]
+        self._next = self._make([by_name[name] for name in order])
+
+    def due(self, params: Params, peers: Peers, step: int) -> Plan | None:
         """Called when a backward begins: the new plan if one is due, else None.
 
         Raises RanksDiffer when only some ranks changed which parameters are trainable, and
@@ -60,18 +76,8 @@ class PlanKeeper:
         trainable = [name for name, param in params.items() if param.requires_grad][::-1]
         if trainable != self._trainable:
             return self._after_switch(trainable, params, peers, step)
-        if self._learning and self._round_seen and not accumulating:
-            return self._learn(params, peers)
-        return None
-
-    def _learn(self, params: Params, peers: Peers) -> Plan:
-        """Plans again by the order in which rank 0's gradients became ready."""
-        everyone = peers.gather(list(dict.fromkeys(self._order)), "agreeing on the ready order")
-        self._learning, self._order = False, []
-        by_name = {gradient.name: gradient for gradient in gradients_in_reverse(params)}
-        order = [name for name in everyone[0] if name in by_name]
-        order += [name for name in by_name if name not in set(order)]
-        return self._make([by_name[name] for name in order])
+        plan, self._next = self._next, None
+        return plan
 
     def _after_switch(self, trainable: list[str], params: Params, peers: Peers, step: int) -> Plan:
         """Plans for another set of trainable parameters, once all ranks have said the same set."""
@@ -87,12 +93,13 @@ class PlanKeeper:
                     f"since step {step}. Freeze and unfreeze on all ranks between the same steps."
                 )
         self._trainable = trainable
+        self._next = None
         gradients = gradients_in_reverse(params)
         if isinstance(self._plan, Plan):
             plan = _restricted(self._plan, gradients)
             plan.check_covers(gradients)
             return plan
-        self._learning, self._order, self._round_seen = True, [], False
+        self._learning, self._order = True, []
         return self._make(gradients)
 
     def _make(self, gradients: list[Gradient]) -> Plan:

@@ -57,11 +57,6 @@ class Reducer:
         self._check_finite = check_finite
 
     @property
-    def accumulating(self) -> bool:
-        """Whether a backward that did not synchronise has left gradients for the next round."""
-        return any(slot.kept for slot in self.slots.values())
-
-    @property
     def started(self) -> bool:
         """Whether a bucket of this round has gone out."""
         return self._next > 0

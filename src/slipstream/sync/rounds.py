@@ -65,6 +65,11 @@ class Rounds:
         """Whether a backward has ended whose averages have not been awaited."""
         return self.reducer.in_flight and not self._open
 
+    @property
+    def plan(self) -> Plan:
+        """The plan with which the next backward starts."""
+        return self._keeper.next_plan or self.reducer.plan
+
     def wait(self) -> None:
         """Returns when the averages of the last backward are there. Raises RankFailure."""
         if self.broken is not None:
@@ -139,7 +144,6 @@ class Rounds:
         self._open = False
         self._last_task = -1
         self.reducer.seal()
-        self._keeper.round_sealed()
         if not self.wait_for_update:
             self._finish()
 
@@ -155,10 +159,11 @@ class Rounds:
             for buffer in self.reducer.buffers
             if buffer.ticket is not None
         ]
+        self._keeper.round_finished(self._means.params, self._means.peers)
 
     def _replan_if_due(self) -> None:
         means, reducer = self._means, self.reducer
-        plan = self._keeper.due(means.params, reducer.accumulating, means.peers, self._step)
+        plan = self._keeper.due(means.params, means.peers, self._step)
         if plan is not None:
             kept = {name for name, slot in reducer.slots.items() if slot.kept}
             reducer.release()  # before the new buckets, or both exist at once

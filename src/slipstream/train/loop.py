@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from slipstream.cluster import Cluster
+from slipstream.errors import NonFiniteGradients, RecipeError, TrainingStopped
 from slipstream.plan import Plan
 from slipstream.report import build_report, environment
 from slipstream.sync import GradientSync
@@ -24,15 +25,15 @@ from slipstream.train.checkpoint import (
     find_checkpoint,
     load,
 )
-from slipstream.train.display import open_display
 from slipstream.train.distributed import Job, join_job
-from slipstream.train.metrics import MetricsWriter, truncate_after
 from slipstream.train.progress import Progress
 from slipstream.train.recipe import Recipe
-from slipstream.train.recorder import Recorder
+from slipstream.train.record.choose import open_display
+from slipstream.train.record.metrics import MetricsWriter, truncate_after
+from slipstream.train.record.recorder import Recorder
+from slipstream.train.record.summary import summarise
 from slipstream.train.run_folder import claim_run_folder, write_text_atomic
 from slipstream.train.stopping import StopAgreement
-from slipstream.train.summary import summarise
 from slipstream.train.training import Outputs, Parts, Training
 
 CHECKPOINTS = "checkpoints"
@@ -82,11 +83,14 @@ def train(
     Changes nothing of the process around it, so that ranks may be threads.
     """
     loaded = load(find_checkpoint(resume)) if resume else None
+    progress = Progress()
+    if loaded is not None:
+        progress = Progress.from_counters(loaded.counters, str(loaded.path))
+    parts = _build_parts(recipe, job, data, loaded)  # before anything in the folder is touched
+    if loaded is not None:
+        _refuse_finished(recipe, progress, job, run_folder)
     with _outputs(recipe, job, run_folder, loaded) as outputs:
-        parts = _build_parts(recipe, job, data, loaded)
-        progress = Progress()
         if loaded is not None:
-            progress = Progress.from_counters(loaded.counters, str(loaded.path))
             outputs.recorder.write({"kind": "resume", "step": progress.step})
         steps_per_epoch = data.sampler.steps_per_epoch
         outputs.recorder.start(
@@ -95,11 +99,30 @@ def train(
             num_epochs=recipe.train.epochs,
             first_step=progress.step,
         )
-        Training(recipe, job, data, parts, outputs, stop, progress).run()
+        try:
+            Training(recipe, job, data, parts, outputs, stop, progress).run()
+        except (TrainingStopped, NonFiniteGradients):
+            if job.rank == 0:
+                build_report(run_folder)
+            raise
         summary = summarise(recipe, job, parts.model, progress, run_folder)
         parts.sync.close()
     job.on_rank_zero(lambda: _finish_folder(run_folder, summary), "writing the report")
     return summary
+
+
+def _refuse_finished(recipe: Recipe, progress: Progress, job: Job, run_folder: Path) -> None:
+    """Raises RecipeError, on all ranks, for a run whose last epoch is trained and summed up."""
+    epochs = recipe.train.epochs
+
+    def look() -> None:
+        if progress.epochs >= epochs and (run_folder / "summary.json").exists():
+            raise RecipeError(
+                f"{run_folder} has trained all of its {epochs} epochs; to train on, raise the "
+                f"number: --set train.epochs={epochs + 1} or more."
+            )
+
+    job.on_rank_zero(look, "looking for what is left to train")
 
 
 def _build_parts(recipe: Recipe, job: Job, data: Data, loaded: LoadedCheckpoint | None) -> Parts:

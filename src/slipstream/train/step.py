@@ -14,8 +14,8 @@ from slipstream.data import Batch
 from slipstream.optim.schedules import Schedule
 from slipstream.sync import GradientSync, NonFinite
 from slipstream.train.guard import BufferGuard
-from slipstream.train.settings import TrainSettings
-from slipstream.train.spans import StepClock
+from slipstream.train.recipe.settings import TrainSettings
+from slipstream.train.record.spans import StepClock
 
 _MASK = 2**64 - 1
 

@@ -19,17 +19,17 @@ from slipstream.train.durable import write_text_atomic
 from slipstream.train.evaluate import evaluate
 from slipstream.train.progress import Progress, Totals
 from slipstream.train.recipe import Recipe
-from slipstream.train.recorder import Recorder
-from slipstream.train.records import (
+from slipstream.train.record.recorder import Recorder
+from slipstream.train.record.records import (
     epoch_record,
     evaluation_record,
     place_of,
     skip_record,
     step_record,
 )
+from slipstream.train.record.tally import Tally
 from slipstream.train.step import Stepper, StepResult, windows
 from slipstream.train.stopping import StopAgreement
-from slipstream.train.tally import Tally
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from slipstream.errors import DataError, LaunchError, RankFailure, RunFolderError
-from slipstream.train.job import JoinedJob
-from slipstream.train.meeting import Meeting
+from slipstream.train.launch.joined import JoinedJob
+from slipstream.train.launch.meeting import Meeting
 
 
 def job(rank: int, shape: tuple[int, ...] = (2, 1), port: int = 0, known: bool = True) -> JoinedJob:

@@ -21,8 +21,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from slipstream.cluster import Cluster
 from slipstream.errors import LaunchError, TrainingStopped
-from slipstream.train.failure import RankEnd, as_error, read_error, root_cause
-from slipstream.train.launch_guards import (
+from slipstream.train.launch.failure import RankEnd, as_error, read_error, root_cause
+from slipstream.train.launch.guards import (
     FORWARDED_SIGNALS,
     ErrorFiles,
     handlers_restored,
@@ -30,8 +30,8 @@ from slipstream.train.launch_guards import (
     no_rank_left,
     quiet_launcher,
 )
+from slipstream.train.launch.worker import TRAINING, Orders, log_file
 from slipstream.train.recipe import Recipe
-from slipstream.train.worker import TRAINING, Orders, log_file
 
 LOGS = "logs"
 
@@ -77,7 +77,7 @@ def launch(
             task=task,
         ).save(orders)
         config = _config(cluster.world_size, recipe, files)
-        command = ("-P", "-m", "slipstream.train.worker", str(orders))
+        command = ("-P", "-m", "slipstream.train.launch.worker", str(orders))
         try:
             with (
                 quiet_launcher(),

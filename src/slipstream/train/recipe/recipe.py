@@ -18,16 +18,7 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 
 from slipstream.errors import RecipeError
-from slipstream.train.recipe_text import (
-    default_of,
-    explain,
-    field_at_fault,
-    field_names,
-    nearest,
-    override_value,
-    write_toml,
-)
-from slipstream.train.settings import (
+from slipstream.train.recipe.settings import (
     AugmentSettings,
     CheckpointSettings,
     ClusterSettings,
@@ -39,6 +30,15 @@ from slipstream.train.settings import (
     Settings,
     SyncSettings,
     TrainSettings,
+)
+from slipstream.train.recipe.text import (
+    default_of,
+    explain,
+    field_at_fault,
+    field_names,
+    nearest,
+    override_value,
+    write_toml,
 )
 
 

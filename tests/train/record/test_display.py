@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from slipstream.train.display import Display, PlainDisplay, SilentDisplay, open_display
-from slipstream.train.live import LiveDisplay, is_capable, sparkline
-from slipstream.train.pace import Pace
+from slipstream.train.record.choose import open_display
+from slipstream.train.record.display import Display
+from slipstream.train.record.live import LiveDisplay, is_capable, sparkline
+from slipstream.train.record.pace import Pace
+from slipstream.train.record.plain import PlainDisplay, SilentDisplay
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""One rank of a run that ``slipstream train`` started: ``python -m slipstream.train.worker FILE``.
+"""One rank of a run that `slipstream train` started, as `python -m` this module FILE.
 
 The file holds what the launcher decided. A rank prints nothing on standard output, leaves its
 error where the launcher looks for it, and does not outlive the launcher.
@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any, Protocol
 
 from slipstream.cluster import Cluster
-from slipstream.train.failure import write_error
+from slipstream.train.launch.failure import write_error
+from slipstream.train.launch.leaving import leave
 from slipstream.train.recipe import Recipe, parse_recipe
 
 TRAINING = "slipstream.train.loop:run_training"
@@ -139,4 +140,4 @@ def _as_sigterm(signal_number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import RunFolderError
 from slipstream.report.records import format_line, parse_line
-from slipstream.train.metrics import MetricsWriter, read_metrics, truncate_after
+from slipstream.train.record.metrics import MetricsWriter, read_metrics, truncate_after
 
 
 def step(number: int, **fields: Any) -> dict[str, Any]:

@@ -52,8 +52,11 @@ def _sleep_for_ever() -> None:
 def rank_1_refuses(recipe: Recipe, *, run_folder: Path, **_: object) -> None:
     """Rank 1 raises a user's error; rank 0 fails because its peer is gone, and earlier."""
     if RANK == 0:
+        _wait_for(run_folder / "rank-1-ready")
         (run_folder / "rank-0-gone").touch()
         raise RankFailure("rank 1 did not come to bucket 3 of step 7 within 10 s")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is asked to end while it comes to its error
+    (run_folder / "rank-1-ready").touch()
     _wait_for(run_folder / "rank-0-gone")
     raise DataError("train-images.gz is damaged: fetch it again")
 
@@ -129,7 +132,7 @@ def leaves_a_thread(recipe: Recipe, **_: object) -> None:
 
 def launch_and_tell(task: str, folder: Path, grace_seconds: float) -> None:
     """Launch two ranks from a process of its own, and write how that ended to ``ended``."""
-    from slipstream.train.launch import Interrupted, launch
+    from slipstream.train.launch.local import Interrupted, launch
     from slipstream.train.recipe import load_recipe
 
     recipe = load_recipe("digits", [f"checkpoint.grace_seconds={grace_seconds}"])

@@ -8,6 +8,8 @@ from typing import Any
 
 from slipstream.sync import StepTimeline
 
+Span = tuple[str, str, float, float]
+
 
 class StepClock:
     """Cuts the time of a step into named spans; costs one clock reading a span.
@@ -17,7 +19,7 @@ class StepClock:
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
-        self._spans: list[tuple[str, str, float, float]] = []
+        self._spans: list[Span] = []
         self._cut_at = now()
 
     def begin(self) -> None:
@@ -46,7 +48,7 @@ class StepClock:
         start = self._spans[0][2] if self._spans else self._cut_at
         spans: list[dict[str, Any]] = [
             {"row": row, "name": name, "start_seconds": begin - start, "end_seconds": end - start}
-            for row, name, begin, end in self._spans
+            for row, name, begin, end in _wait_apart(self._spans, timeline)
         ]
         spans += [
             {
@@ -59,3 +61,21 @@ class StepClock:
             for bucket in timeline.buckets
         ]
         return {"kind": "timeline", "step": step, "spans": spans}
+
+
+def _wait_apart(spans: list[Span], timeline: StepTimeline) -> list[Span]:
+    """Splits the wait for buckets off the end of the last backward, inside which the engine waits.
+
+    With wait="backward" the training thread stands still from some moment on until the last bucket
+    is back; what the engine measured of it and no "wait" span holds yet is cut out of backward.
+    """
+    known = sum(end - begin for row, _, begin, end in spans if row == "wait")
+    waited = timeline.exposed_seconds - known
+    last = max((index for index, span in enumerate(spans) if span[0] == "backward"), default=None)
+    if last is None or waited <= 0 or not timeline.buckets:
+        return spans
+    row, name, begin, end = spans[last]
+    back = min(end, max(bucket.end_seconds for bucket in timeline.buckets))
+    since = max(begin, back - waited)
+    apart = [(row, name, begin, since), ("wait", "wait for gradients", since, end)]
+    return [*spans[:last], *apart, *spans[last + 1 :]]

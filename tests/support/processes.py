@@ -53,18 +53,19 @@ def run_processes(
 
 def _join(ranks: list[ForkServerProcess], folder: Path, deadline: float) -> None:
     while any(process.exitcode is None for process in ranks):
-        failed = [index for index, process in enumerate(ranks) if process.exitcode]
-        assert not failed, _report(failed[0], ranks, folder)
+        assert not any(process.exitcode for process in ranks), _report(ranks, folder)
         assert time.monotonic() < deadline, "ranks hang"
         time.sleep(_POLL_SECONDS)
-    for index, process in enumerate(ranks):
-        assert process.exitcode == 0, _report(index, ranks, folder)
+    assert not any(process.exitcode for process in ranks), _report(ranks, folder)
 
 
-def _report(rank: int, ranks: list[ForkServerProcess], folder: Path) -> str:
-    errors = folder / f"{rank}.error"
-    said = errors.read_text() if errors.exists() else "nothing"
-    return f"rank {rank} ended with {ranks[rank].exitcode} and said: {said}"
+def _report(ranks: list[ForkServerProcess], folder: Path) -> str:
+    """What the rank said that failed first: later errors are closed connections to it."""
+    said = sorted(folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    if said:
+        return f"rank {said[0].stem} failed and said: {said[0].read_text()}"
+    codes = {rank: process.exitcode for rank, process in enumerate(ranks) if process.exitcode}
+    return f"ranks ended without a word, by exit code: {codes}"
 
 
 def _rank(task: Task, rank: int, world_size: int, folder: str) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.cluster import Cluster
-from slipstream.train.job import JoinedJob, shape
-from slipstream.train.recipe import Recipe
-from slipstream.train.request import (
+from slipstream.train.launch.joined import JoinedJob, shape
+from slipstream.train.launch.request import (
     Request,
     kept_only_if_begun,
     make_folder,
@@ -22,7 +21,8 @@ from slipstream.train.request import (
     resolve,
     way_on,
 )
-from slipstream.train.worker import TRAINING, call_task
+from slipstream.train.launch.worker import TRAINING, call_task
+from slipstream.train.recipe import Recipe
 
 
 def train_here(request: Request) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def train_here(request: Request) -> dict[str, Any]:
     recipe.validate_for(recipe.world_size)
     _tell_ignored(recipe)
     _prepare_data(recipe)
-    from slipstream.train.launch import Interrupted, launch
+    from slipstream.train.launch.local import Interrupted, launch
 
     folder = run.folder or make_folder(recipe)
     cluster = Cluster.regular(recipe.cluster.nodes, recipe.cluster.ranks_per_node)
@@ -44,7 +44,8 @@ def train_here(request: Request) -> dict[str, Any]:
         with kept_only_if_begun(folder, is_new=run.folder is None):
             launch(recipe, run_folder=folder, cluster=cluster, resume=run.checkpoint)
     except Interrupted as stop:
-        raise Interrupted(stop.signal_number, f"{stop} {way_on(folder)}") from stop
+        way = "" if "--resume" in str(stop) else f" {way_on(folder)}"  # a rank may have said it
+        raise Interrupted(stop.signal_number, f"{stop}{way}") from stop
     return read_summary(folder)
 
 
@@ -59,7 +60,7 @@ def train_in_job(request: Request, job: JoinedJob) -> dict[str, Any]:
         meeting = None
         cluster = shape((1,), request.nodes, request.per_node)
     else:
-        from slipstream.train.meeting import Meeting
+        from slipstream.train.launch.meeting import Meeting
 
         meeting = Meeting(job, run.recipe.sync.timeout_seconds)
         cluster = shape(meeting.ranks_per_node(), request.nodes, request.per_node)

@@ -18,7 +18,7 @@ import pytest
 import rank_tasks
 from slipstream.cluster import Cluster
 from slipstream.errors import DataError, LaunchError, RankFailure
-from slipstream.train.launch import launch
+from slipstream.train.launch.local import launch
 from slipstream.train.recipe import Recipe, load_recipe
 
 pytestmark = pytest.mark.processes
@@ -137,7 +137,7 @@ def test_signal_handlers_are_as_before(tmp_path: Path, recipe: Recipe) -> None:
 def forkserver() -> ForkServerContext:
     """Processes that have loaded torch already."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["slipstream.train.launch"])
+    context.set_forkserver_preload(["slipstream.train.launch.local"])
     return context
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from slipstream.train.display import Display
-from slipstream.train.metrics import MetricsWriter
+from slipstream.train.record.display import Display
+from slipstream.train.record.metrics import MetricsWriter
 
 
 class Recorder:
@@ -23,7 +23,7 @@ class Recorder:
         )
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Records one of the kinds that `slipstream.train.metrics` lists."""
+        """Records one of the kinds that `slipstream.train.record.metrics` lists."""
         if self._metrics is not None:
             self._metrics.write(record)
         show = {

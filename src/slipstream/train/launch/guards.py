@@ -13,7 +13,7 @@ import psutil
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from slipstream.errors import TrainingStopped
-from slipstream.train.failure import ERROR_FILE_VARIABLE, read_error
+from slipstream.train.launch.failure import ERROR_FILE_VARIABLE, read_error
 
 FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 _LOOK_EVERY_SECONDS = 0.5

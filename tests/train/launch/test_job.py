@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.cluster import Cluster
 from slipstream.errors import LaunchError
-from slipstream.train.job import find_job, first_host, shape, tasks_per_node
+from slipstream.train.launch.joined import find_job, first_host, shape, tasks_per_node
 
 TORCHRUN = {
     "RANK": "5",

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from slipstream.report.format import count, duration, percent
 from slipstream.report.records import finite, number
-from slipstream.train.display import Clock, Display, loss_text
-from slipstream.train.pace import Pace
+from slipstream.train.record.display import Clock, Display, loss_text
+from slipstream.train.record.pace import Pace
 
 _REFRESH_PER_SECOND = 4
 _SPARK = "▁▂▃▄▅▆▇█"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.errors import RecipeError
 from slipstream.train.recipe import Recipe, load_recipe, parse_recipe, recipe_names
-from slipstream.train.recipe_text import field_names
+from slipstream.train.recipe.text import field_names
 
 MINIMAL = 'name = "mine"\n[data]\ndataset = "digits"\n'
 

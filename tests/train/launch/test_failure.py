@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.errors import DataError, LaunchError, RankFailure, SlipstreamError
-from slipstream.train.failure import (
+from slipstream.train.launch.failure import (
     ErrorRecord,
     RankEnd,
     as_error,

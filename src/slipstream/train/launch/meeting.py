@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 import slipstream.errors
 from slipstream.errors import LaunchError, RankFailure, SlipstreamError
-from slipstream.train.job import JoinedJob
+from slipstream.train.launch.joined import JoinedJob
 
 _HEAR_FAILURE_SECONDS = 5.0
 

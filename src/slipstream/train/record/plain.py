@@ -1,64 +1,17 @@
-"""What a user sees while a run goes on, all of it on stderr; rank 0 shows, other ranks are silent.
-
-A terminal gets a live panel, anything else plain lines. The records are those of `metrics.jsonl`
-(see `slipstream.train.metrics`), so one dictionary serves both.
-"""
+"""Displays without a panel: plain lines for logs and pipes, nothing for ranks other than 0."""
 
 from __future__ import annotations
 
-import sys
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self, TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from slipstream.report.format import count, duration, percent
 from slipstream.report.records import finite, number
-from slipstream.train.pace import Pace
-
-Clock = Callable[[], float]
+from slipstream.train.record.display import Clock, Display, loss_text
+from slipstream.train.record.pace import Pace
 
 _PLAIN_EVERY_SECONDS = 2.0
-
-
-class Display(ABC):
-    """One run's progress. Use as a context manager, so that the terminal is restored on errors."""
-
-    @abstractmethod
-    def start(self, title: str, *, total_steps: int, num_epochs: int, first_step: int = 0) -> None:
-        """Begins to show a run of `total_steps` steps that goes on after `first_step`."""
-
-    @abstractmethod
-    def step(self, record: Mapping[str, Any]) -> None:
-        """Shows a record of kind "step"; cheap enough for every step."""
-
-    @abstractmethod
-    def evaluation(self, record: Mapping[str, Any]) -> None:
-        """Shows a record of kind "evaluation"."""
-
-    @abstractmethod
-    def epoch(self, record: Mapping[str, Any]) -> None:
-        """Shows a record of kind "epoch"."""
-
-    @abstractmethod
-    def note(self, text: str) -> None:
-        """Shows one line of text that stays: a skipped step, a checkpoint, a warning."""
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Ends the display and leaves the terminal as it was; a second call does nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
 
 
 class SilentDisplay(Display):
@@ -144,18 +97,6 @@ class PlainDisplay(Display):
         self.note("  ".join((*where, *phrases)))
 
 
-def open_display(*, rank: int, stream: TextIO | None = None) -> Display:
-    """The display for `rank`: silent unless 0; live when `stream` (stderr) is a terminal."""
-    if rank != 0:
-        return SilentDisplay()
-    stream = sys.stderr if stream is None else stream
-    if not stream.isatty():
-        return PlainDisplay(stream)
-    from slipstream.train.live import LiveDisplay, is_capable
-
-    return LiveDisplay(stream) if is_capable(stream) else PlainDisplay(stream)
-
-
 def step_phrases(record: Mapping[str, Any]) -> tuple[str, ...]:
     """Loss, accuracy, images/s and communication of a step record, in words."""
     hidden = finite(record, "communication_hidden_seconds")
@@ -166,8 +107,3 @@ def step_phrases(record: Mapping[str, Any]) -> tuple[str, ...]:
         f"{count(finite(record, 'images_per_second'))} images/s",
         f"communication {duration(hidden)} hidden + {duration(exposed)} exposed",
     )
-
-
-def loss_text(value: float | None) -> str:
-    """A loss with four digits; non-finite values are shown as they are."""
-    return "-" if value is None else f"{value:.4g}"

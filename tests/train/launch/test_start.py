@@ -17,11 +17,11 @@ from slipstream.errors import (
     RunFolderError,
     SlipstreamError,
 )
-from slipstream.train.job import find_job
-from slipstream.train.launch import Interrupted
+from slipstream.train.launch.joined import find_job
+from slipstream.train.launch.local import Interrupted
+from slipstream.train.launch.request import Request, read_summary, resolve
+from slipstream.train.launch.start import train_here, train_in_job
 from slipstream.train.recipe import Recipe, load_recipe
-from slipstream.train.request import Request, read_summary, resolve
-from slipstream.train.start import train_here, train_in_job
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ class Ranks:
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
     ranks = Ranks()
-    monkeypatch.setattr("slipstream.train.launch.launch", ranks)
+    monkeypatch.setattr("slipstream.train.launch.local.launch", ranks)
     return ranks
 
 

@@ -1,0 +1,1 @@
+"""From a command to ranks: requests, starting, joining, and telling why a rank ended."""
