@@ -1,0 +1,119 @@
+"""Why a plan is as it is, for a person to follow.
+
+For each bucket: what it waits for, how much of its journey is hidden behind computation, and what
+one more merge, with the bucket behind it, would cost. For the step: how far it is from what no
+plan can beat, what limits it, and whether merging helps at all. All times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slipstream.plan.bounds import LowerBound
+from slipstream.plan.model import Bucket
+from slipstream.plan.timing import BucketTiming, StepTiming
+from slipstream.words import duration, percent, size
+
+
+@dataclass(frozen=True)
+class BucketReason:
+    """One bucket explained.
+
+    half: "reduce" or "gather"; timing: see StepTiming.
+    busy_seconds: from its first gradient on the channel was with earlier buckets, so that
+    collecting more cost nothing. gathering_seconds: the channel stood idle for its later gradients.
+    hidden_seconds, exposed_seconds: of its journey, behind computation, and holding it up.
+    merge_seconds: how much later the step would end (earlier, if negative) if it were merged with
+    the next bucket; None for the last one, and where the next one has another dtype.
+    """
+
+    half: str
+    index: int
+    bucket: Bucket
+    timing: BucketTiming
+    busy_seconds: float
+    gathering_seconds: float
+    hidden_seconds: float
+    exposed_seconds: float
+    merge_seconds: float | None
+
+    def __str__(self) -> str:
+        names = self.bucket.gradients
+        which = names[0] if len(names) == 1 else f"{len(names)}, {names[0]} to {names[-1]}"
+        return (
+            f"{self.half} {self.index} ({which}; {size(self.bucket.bytes)}): "
+            f"{self._before()}; {self._journey()}{self._if_merged()}."
+        )
+
+    def _before(self) -> str:
+        if self.half == "gather":
+            return f"sets out at {duration(self.timing.start_seconds)}"
+        text = f"is ready at {duration(self.timing.ready_seconds)}"
+        channel = []
+        if self.busy_seconds:
+            channel.append(f"was busy for {duration(self.busy_seconds)} meanwhile")
+        if self.gathering_seconds:
+            channel.append(f"waited {duration(self.gathering_seconds)} for it")
+        if channel:
+            text += f" (the channel {', then '.join(channel)})"
+        if self.timing.waited_seconds:
+            text += f", sets out at {duration(self.timing.start_seconds)}"
+        return text
+
+    def _journey(self) -> str:
+        takes = duration(self.timing.end_seconds - self.timing.start_seconds)
+        if self.exposed_seconds == 0:
+            return f"its {takes} are hidden"
+        if self.hidden_seconds == 0:
+            return f"its {takes} are exposed"
+        return f"{duration(self.exposed_seconds)} of its {takes} are exposed"
+
+    def _if_merged(self) -> str:
+        if self.merge_seconds is None:
+            return ""
+        later = "later" if self.merge_seconds >= 0 else "earlier"
+        cost = "no later" if self.merge_seconds == 0 else None
+        cost = cost or f"{duration(abs(self.merge_seconds))} {later}"
+        return f"; merged with {self.half} {self.index + 1} the step would end {cost}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan explained.
+
+    bounds: what no plan can beat, the highest last. unmerged_step_seconds, single_step_seconds:
+    the step with one bucket per tensor, and with one bucket (per dtype) in all.
+    """
+
+    timing: StepTiming
+    bounds: tuple[LowerBound, ...]
+    buckets: tuple[BucketReason, ...]
+    unmerged_step_seconds: float
+    single_step_seconds: float
+
+    @property
+    def distance(self) -> float:
+        """How far the step is above the highest lower bound, as a share of the bound."""
+        return self.timing.step_seconds / self.bounds[-1].step_seconds - 1
+
+    def summary(self) -> list[str]:
+        """What limits the step and what merging gains, in sentences."""
+        step, bound = self.timing.step_seconds, self.bounds[-1]
+        found = [
+            f"The step takes {duration(step)}; {duration(self.timing.exposed_seconds)} of it is "
+            "communication that nothing hides.",
+            f"No plan takes less than {duration(bound.step_seconds)}: {bound.reason}. This one is "
+            f"{percent(self.distance)} above that.",
+            f"One bucket per tensor would take {duration(self.unmerged_step_seconds)}, a single "
+            f"bucket {duration(self.single_step_seconds)}.",
+        ]
+        if self.unmerged_step_seconds <= step * 1.01:
+            found.append("Merging gains next to nothing here: startup is small, or hidden.")
+        if bound.kind == "network" and self.distance < 0.05:
+            found.append(
+                "The network is the limit, and no merging changes that: send fewer bytes (a 16-bit "
+                "wire, a sparse collective), use a larger batch a rank, or pipeline."
+            )
+        if self.timing.exposed_seconds < 0.01 * step:
+            found.append("The computation is the limit: communication is hidden.")
+        return found

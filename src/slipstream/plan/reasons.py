@@ -1,0 +1,197 @@
+"""Works out the explanation of a plan; `explain.py` says what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slipstream.costs import Choice, Costs, Operation, Wire, least_of
+from slipstream.plan.bounds import lower_bounds
+from slipstream.plan.cutting import as_buckets
+from slipstream.plan.explain import BucketReason, Explanation
+from slipstream.plan.halves import Half, backward_half, charged_bytes, forward_half
+from slipstream.plan.model import Bucket, Plan
+from slipstream.plan.timing import BucketTiming, time_step
+from slipstream.trace import Trace, TraceGradient
+
+
+def explain(
+    plan: Plan,
+    trace: Trace,
+    costs: Costs,
+    *,
+    allow: Sequence[Wire] = (),
+    collectives: Sequence[str] = (),
+) -> Explanation:
+    """Why the plan is as it is, on these costs.
+
+    allow, collectives: what the planner was allowed; if not given, what the plan uses.
+    Raises PlanError for a plan of another model, CostError where a collective has no costs.
+    """
+    used = [*plan.reduce, *(plan.gather or ())]
+    allow = allow or list(dict.fromkeys(bucket.wire for bucket in used))
+    collectives = collectives or list(dict.fromkeys(bucket.collective for bucket in used))
+    timing = time_step(trace, costs, plan)
+    operation: Operation = "all_reduce" if plan.gather is None else "reduce_scatter"
+    choices = costs.choices(collectives, allow, operation)
+    buckets = _reduce_reasons(plan, trace, timing.reduce, choices)
+    gather_choices: tuple[Choice, ...] = ()
+    if plan.gather is not None and timing.gather is not None:
+        gather_choices = costs.choices(collectives, allow, "all_gather")
+        buckets += _gather_reasons(plan.gather, trace, timing.gather, gather_choices)
+    bounds = lower_bounds(
+        trace,
+        least_of([choice.curve for choice in choices]),
+        least_of([choice.curve for choice in gather_choices]) if gather_choices else None,
+    )
+    unmerged, single = (
+        time_step(trace, costs, _recut(plan, trace, merged, choices, gather_choices)).step_seconds
+        for merged in (False, True)
+    )
+    return Explanation(
+        timing=timing,
+        bounds=tuple(sorted(bounds, key=lambda bound: bound.step_seconds)),
+        buckets=tuple(buckets),
+        unmerged_step_seconds=unmerged,
+        single_step_seconds=single,
+    )
+
+
+def _reduce_reasons(
+    plan: Plan, trace: Trace, timings: Sequence[BucketTiming], choices: Sequence[Choice]
+) -> list[BucketReason]:
+    half = backward_half(trace)
+    hidden_until = trace.backward_seconds
+    if plan.gather is None and plan.wait == "forward":
+        hidden_until += trace.input_seconds
+    jobs = _Jobs(half, plan.reduce, choices, hidden_until)
+    found, free = [], 0.0
+    for index, (timing, merge) in enumerate(zip(timings, jobs.merge_costs(), strict=True)):
+        first = jobs.first_ready[index]
+        takes = timing.end_seconds - timing.start_seconds
+        exposed = max(0.0, timing.end_seconds - max(timing.start_seconds, hidden_until))
+        reason = BucketReason(
+            half="reduce",
+            index=index,
+            bucket=plan.reduce[index],
+            timing=timing,
+            busy_seconds=max(0.0, min(free, timing.start_seconds) - first),
+            gathering_seconds=max(0.0, timing.ready_seconds - max(free, first)),
+            hidden_seconds=takes - exposed,
+            exposed_seconds=exposed,
+            merge_seconds=merge,
+        )
+        found.append(reason)
+        free = timing.end_seconds
+    return found
+
+
+def _gather_reasons(
+    buckets: Sequence[Bucket],
+    trace: Trace,
+    timings: Sequence[BucketTiming],
+    choices: Sequence[Choice],
+) -> list[BucketReason]:
+    half = forward_half(trace)
+    jobs = _Jobs(half, buckets[::-1], choices, half.floor_seconds)
+    merges = [*jobs.merge_costs()[-2::-1], None]
+    delay, found = 0.0, []
+    for index, timing in enumerate(timings):
+        wanted = half.floor_seconds - jobs.ready[len(buckets) - 1 - index]
+        takes = timing.end_seconds - timing.start_seconds
+        stall = max(0.0, timing.end_seconds - (wanted + delay))
+        delay += stall
+        reason = BucketReason(
+            half="gather",
+            index=index,
+            bucket=buckets[index],
+            timing=timing,
+            busy_seconds=0.0,
+            gathering_seconds=0.0,
+            hidden_seconds=max(0.0, takes - stall),
+            exposed_seconds=stall,
+            merge_seconds=merges[index],
+        )
+        found.append(reason)
+    return found
+
+
+@dataclass(frozen=True)
+class _Job:
+    ready: float
+    seconds: float
+    charged: int
+    dtype: str
+
+
+class _Jobs:
+    """The buckets of a half in its own order of time, and what merging two of them would do."""
+
+    def __init__(
+        self, half: Half, buckets: Sequence[Bucket], choices: Sequence[Choice], floor: float
+    ) -> None:
+        ready = {
+            gradient.name: seconds
+            for gradient, seconds in zip(half.gradients, half.ready_seconds, strict=True)
+        }
+        gradients = {gradient.name: gradient for gradient in half.gradients}
+        by_way = {(choice.collective, choice.wire): choice.curve for choice in choices}
+        self._curve = least_of([choice.curve for choice in choices])
+        self._floor = floor
+        self.first_ready = [min(ready[name] for name in bucket.gradients) for bucket in buckets]
+        self.ready = [max(ready[name] for name in bucket.gradients) for bucket in buckets]
+        self._jobs = []
+        for bucket, at in zip(buckets, self.ready, strict=True):
+            charged = sum(charged_bytes(gradients[name]) for name in bucket.gradients)
+            curve = by_way.get((bucket.collective, bucket.wire), self._curve)
+            dtype = gradients[bucket.gradients[0]].dtype
+            self._jobs.append(_Job(at, curve.seconds(charged), charged, dtype))
+
+    def merge_costs(self) -> list[float | None]:
+        """For each bucket how much longer the half takes with the next one merged into it.
+
+        What follows on the channel turns the end e of what came before into max(e + busy, by), so
+        that each merge is tried in constant time. None where the two cannot be merged.
+        """
+        jobs, count = self._jobs, len(self._jobs)
+        busy, by = [0.0] * (count + 1), [self._floor] * (count + 1)
+        for k in range(count - 1, -1, -1):
+            busy[k] = busy[k + 1] + jobs[k].seconds
+            by[k] = max(by[k + 1], jobs[k].ready + busy[k])
+        free, found = 0.0, list[float | None]()
+        for k in range(count):
+            if k + 1 == count or jobs[k].dtype != jobs[k + 1].dtype:
+                found.append(None)
+            else:
+                seconds = self._curve.seconds(jobs[k].charged + jobs[k + 1].charged)
+                end = max(free, jobs[k].ready, jobs[k + 1].ready) + seconds
+                longer = max(end + busy[k + 2], by[k + 2]) - max(busy[0], by[0])
+                found.append(0.0 if abs(longer) < 1e-12 * by[0] else longer)
+            free = max(free, jobs[k].ready) + jobs[k].seconds
+        return found
+
+
+def _recut(
+    plan: Plan,
+    trace: Trace,
+    merged: bool,
+    choices: Sequence[Choice],
+    gather_choices: Sequence[Choice],
+) -> Plan:
+    """The plan with one bucket per dtype, or with one per tensor, and all else the same."""
+    reduce = as_buckets(_groups(trace.gradients, merged), choices)
+    gather = None
+    if plan.gather is not None:
+        groups = _groups(forward_half(trace).gradients, merged)
+        gather = as_buckets(groups[::-1], gather_choices)
+    return plan.model_copy(update={"reduce": reduce, "gather": gather})
+
+
+def _groups(gradients: Sequence[TraceGradient], merged: bool) -> list[list[TraceGradient]]:
+    if not merged:
+        return [[gradient] for gradient in gradients]
+    lanes: dict[str, list[TraceGradient]] = {}
+    for gradient in gradients:
+        lanes.setdefault(gradient.dtype, []).append(gradient)
+    last = {gradient.dtype: index for index, gradient in enumerate(gradients)}
+    return sorted(lanes.values(), key=lambda lane: last[lane[0].dtype])
