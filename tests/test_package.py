@@ -25,7 +25,7 @@ PYTHON_FILES = sorted(
     for folder in ("src", "tests", "benchmarks", "examples")
     for path in (ROOT / folder).rglob("*.py")
 )
-HEAVY = ["matplotlib", "numpy", "pydantic", "sklearn", "torch", "torchvision"]
+HEAVY = ["matplotlib", "numpy", "pydantic", "scipy", "sklearn", "torch", "torchvision"]
 
 
 def relative(path: Path) -> str:
@@ -43,9 +43,10 @@ def modules_loaded_by(code: str) -> set[str]:
 
 def pure_modules() -> list[str]:
     """Modules that must do without torch: the pure half, and the command line's own."""
-    files = [SOURCE / "cluster.py", SOURCE / "errors.py", SOURCE / "optim" / "schedules.py"]
+    files = [SOURCE / f"{name}.py" for name in ("cluster", "documents", "errors", "trace", "words")]
+    files += [SOURCE / "optim" / "schedules.py"]
     files += [SOURCE / "train" / "recipe.py"]
-    for package in ("cli", "plan", "report"):
+    for package in ("cli", "costs", "plan", "report"):
         files += sorted((SOURCE / package).rglob("*.py"))
     names = [".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in files]
     return [name.removesuffix(".__init__") for name in names]

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.report.format import count, duration, percent, plain, size, tidy
 from slipstream.report.markup import Markup, el, text
+from slipstream.words import count, duration, percent, plain, size, tidy
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from slipstream.costs import Choice, Costs, Operation, Wire, least_of, line_near
+from slipstream.costs import Choice, Costs, Wire, least_of, line_near
 from slipstream.errors import PlanError
 from slipstream.plan.baselines import PLANNERS, plan_buckets
 from slipstream.plan.bounds import lower_bounds
@@ -57,21 +57,31 @@ def plan_step(
     that is allowed has costs, TraceError where `pipelined` lacks needed_seconds.
     """
     _check(planner, tolerance, max_bucket_bytes, options)
-    operation: Operation = "reduce_scatter" if planner == "pipelined" else "all_reduce"
-    choices = costs.choices(collectives, allow, operation)
-    gather_choices: tuple[Choice, ...] = ()
-    if planner in PLANNERS:
-        reduce, gather = _by_sizes(planner, trace, choices, options), None
-    else:
-        half = backward_half(trace)
-        cutter = partial(_greedy, **options)
-        if planner != "mgwfbp":
-            cutter = partial(_exact, tolerance=tolerance, floor=half.floor_seconds)
-        reduce = as_buckets(cut_half(half, choices, cutter, max_bucket_bytes), choices)
-        gather = None
+    half = backward_half(trace)
+    exact = partial(_exact, tolerance=tolerance, floor=half.floor_seconds)
     if planner == "pipelined":
+        choices = costs.choices(collectives, allow, "reduce_scatter")
         gather_choices = costs.choices(collectives, allow, "all_gather")
         gather = _gather(trace, gather_choices, tolerance, max_bucket_bytes)
+        reduce = as_buckets(cut_half(half, choices, exact, max_bucket_bytes), choices)
+        return _finished(planner, trace, costs, (reduce, choices), (gather, gather_choices))
+    choices = costs.choices(collectives, allow)
+    if planner in PLANNERS:
+        reduce = _by_sizes(planner, trace, choices, options)
+    else:
+        cutter = exact if planner == "optimal" else partial(_greedy, **options)
+        reduce = as_buckets(cut_half(half, choices, cutter, max_bucket_bytes), choices)
+    return _finished(planner, trace, costs, (reduce, choices))
+
+
+def _finished(
+    planner: str,
+    trace: Trace,
+    costs: Costs,
+    reduce: tuple[tuple[Bucket, ...], Sequence[Choice]],
+    gather: tuple[tuple[Bucket, ...], Sequence[Choice]] | None = None,
+) -> Plan:
+    """The plan of these buckets, and how its step will go; each half with what it may choose."""
     shape = costs.cluster.ranks_per_node
     plan = Plan(
         planner=planner,
@@ -79,19 +89,15 @@ def plan_step(
         parameters_sha256=trace.parameters_sha256 or parameters_sha256(trace.gradients),
         nodes=costs.cluster.nodes,
         ranks_per_node=shape[0] if len(set(shape)) == 1 else shape,
-        wait="forward" if planner == "pipelined" else "backward",
-        reduce=reduce,
-        gather=gather,
+        wait="backward" if gather is None else "forward",
+        reduce=reduce[0],
+        gather=gather and gather[0],
     )
-    bounds = lower_bounds(
-        trace,
-        least_of([choice.curve for choice in choices]),
-        least_of([choice.curve for choice in gather_choices]) if gather_choices else None,
-    )
+    curves = [least_of([choice.curve for choice in half[1]]) for half in (reduce, gather) if half]
     return plan.model_copy(
         update={
             "predicted_step_seconds": time_step(trace, costs, plan).step_seconds,
-            "lower_bound_seconds": max(bound.step_seconds for bound in bounds),
+            "lower_bound_seconds": max(b.step_seconds for b in lower_bounds(trace, *curves)),
         }
     )
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from slipstream.report.format import count, tidy
 from slipstream.report.hover import readout
 from slipstream.report.markup import Markup, el
 from slipstream.report.scale import Scale, fit
 from slipstream.report.series import Point, Series, smooth, thin, window_of
+from slipstream.words import count, tidy
 
 _WIDTH, _HEIGHT = 560.0, 268.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 548.0, 14.0, 226.0

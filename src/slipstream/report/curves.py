@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from slipstream.report.chart import Chart, Frame, draw
-from slipstream.report.format import count, duration, percent, plain
 from slipstream.report.markup import Markup, el
 from slipstream.report.records import Record, finite
 from slipstream.report.run import Run
 from slipstream.report.series import series
+from slipstream.words import count, duration, percent, plain
 
 _MOST_EPOCH_LINES = 40
 

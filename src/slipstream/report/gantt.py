@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from slipstream.report.format import duration, size, tidy
 from slipstream.report.hover import height_of, readout
 from slipstream.report.markup import Markup, el
 from slipstream.report.scale import Scale
 from slipstream.report.timeline import ROWS, Span, StepTimeline, union, verdict
+from slipstream.words import duration, size, tidy
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 1120.0, 136.0, 1104.0, 12.0
 _BAR, _LANE_GAP, _ROW_GAP = 26.0, 3.0, 10.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-from slipstream.report.format import count, duration, percent, plain, size
 from slipstream.report.markup import Markup, el
 from slipstream.report.records import Record, finite
 from slipstream.report.run import Run
+from slipstream.words import count, duration, percent, plain, size
 
 
 def headline(run: Run) -> Markup:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from slipstream.report import gantt
-from slipstream.report.format import count, duration, percent, plain, size
 from slipstream.report.markup import Child, Markup, el
 from slipstream.report.records import Record, finite, number
 from slipstream.report.run import Run
 from slipstream.report.timeline import Span, StepTimeline, read_timeline, verdict
+from slipstream.words import count, duration, percent, plain, size
 
 _MOST_ROWS = 200
 _MOST_BITS = 1024

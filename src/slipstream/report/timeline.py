@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.report.format import duration, percent
 from slipstream.report.records import Record, finite
+from slipstream.words import duration, percent
 
 ROWS = ("input", "forward", "backward", "communication", "wait", "update")
 

@@ -15,10 +15,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from slipstream.report.format import count, duration, percent
 from slipstream.report.records import finite, number
 from slipstream.train.record.display import Clock, Display, loss_text
 from slipstream.train.record.pace import Pace
+from slipstream.words import count, duration, percent
 
 _REFRESH_PER_SECOND = 4
 _SPARK = "▁▂▃▄▅▆▇█"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from slipstream.report.format import count, duration, percent
 from slipstream.report.records import finite, number
 from slipstream.train.record.display import Clock, Display, loss_text
 from slipstream.train.record.pace import Pace
+from slipstream.words import count, duration, percent
 
 _PLAIN_EVERY_SECONDS = 2.0
 
