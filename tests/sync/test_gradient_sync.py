@@ -262,6 +262,17 @@ def test_a_plan_for_another_model_is_refused() -> None:
         GradientSync(mlp(), plan=plan)
 
 
+def test_a_plan_beyond_the_engine_is_refused() -> None:
+    names = tuple(name for name, _ in mlp().named_parameters())
+    num_bytes = sum(param.numel() * 4 for param in mlp().parameters())
+    by_torus = Bucket(gradients=names, bytes=num_bytes, collective="torus")
+    with pytest.raises(PlanError, match="Bucket 0 of the plan travels by 'torus'"):
+        GradientSync(mlp(), plan=Plan(planner="x", reduce=(by_torus,)))
+    native = Bucket(gradients=names, bytes=num_bytes)
+    with pytest.raises(PlanError, match="in the next forward, which the engine cannot do yet"):
+        GradientSync(mlp(), plan=Plan(planner="x", wait="forward", reduce=(native,)))
+
+
 def test_an_unknown_planner_is_refused() -> None:
     with pytest.raises(PlanError, match="no planner 'dpp'"):
         GradientSync(mlp(), plan="dpp")

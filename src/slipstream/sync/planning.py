@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.cluster import Cluster
 from slipstream.comm.peers import Peers
-from slipstream.errors import RanksDiffer
+from slipstream.errors import PlanError, RanksDiffer
 from slipstream.plan import Bucket, Gradient, Plan, plan_buckets
 from slipstream.sync.wrapping import Params, first_trainability_difference, gradients_in_reverse
 
@@ -44,6 +44,7 @@ class PlanKeeper:
         self._trainable = [gradient.name for gradient in gradients]
         if isinstance(self._plan, Plan):
             self._plan.check_covers(gradients)
+            _check_is_within_reach(self._plan)
             return self._plan
         return self._make(gradients)
 
@@ -110,6 +111,21 @@ class PlanKeeper:
             "ranks_per_node": shape[0] if len(set(shape)) == 1 else shape,
         }
         return plan_buckets(self._plan, gradients, **self._options).model_copy(update=update)
+
+
+def _check_is_within_reach(plan: Plan) -> None:
+    """Raises PlanError for what plans can ask for and this engine cannot do."""
+    if plan.wait == "forward" or plan.gather is not None:
+        raise PlanError(
+            f"The plan by {plan.planner!r} lets averages arrive in the next forward, which the "
+            "engine cannot do yet; make one with another planner."
+        )
+    for index, bucket in enumerate(plan.reduce):
+        if (bucket.collective, bucket.wire) != ("native", "float32"):
+            raise PlanError(
+                f"Bucket {index} of the plan travels by {bucket.collective!r} with wire "
+                f"{bucket.wire!r}; the engine has 'native' with wire 'float32' only."
+            )
 
 
 def _restricted(plan: Plan, gradients: list[Gradient]) -> Plan:
