@@ -138,8 +138,8 @@ def _by_sizes(
 
 
 def _greedy(lane: Lane, **options: Any) -> Cuts:
-    line = line_near(lane.curve, lane.sums[-1])
-    return mgwfbp(lane.ready_seconds, lane.sums, line, **options)
+    startup = line_near(lane.curve, lane.sums[-1]).startup_seconds
+    return mgwfbp(lane.ready_seconds, lane.sums, lane.curve, startup, **options)
 
 
 def _exact(lane: Lane, tolerance: float, floor: float) -> Cuts:
