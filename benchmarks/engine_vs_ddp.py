@@ -12,16 +12,17 @@ engine gets a Plan made of the buckets that DDP arrived at after its rebuild. A 
 optimizer, the same for both, is left out. After the warm-up the variants take turns, each turn in
 another order; a step lasts as long as its slowest rank. A pair is one turn.
 
-Gradient memory: bytes of every tensor that wrapping and stepping brought into being and that
-lives after backward, each storage counted once, and compared exactly.
+Memory: bytes that wrapping and three steps took from torch's allocator and that are still held
+after backward, compared exactly; against DDP as above, and against DDP with
+find_unused_parameters=True, which tells unused parameters apart as the engine always does.
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 from harness import Figure, at_most, finish, options, paired_ratio
 from rank_processes import run_processes
@@ -39,6 +41,7 @@ from slipstream import Bucket, GradientSync, Plan
 CASES = ("resnet18", "sleeping")
 SCALE = 0.25
 DDP_VARIANTS = {"ddp": False, "ddp, batched copy": True}
+DDP_WITH_UNUSED = "ddp, find_unused_parameters"
 ENGINE = "engine"
 
 Step = Callable[[], None]
@@ -62,13 +65,16 @@ def build_case(
     return sleeping, lambda module: module(one)
 
 
-def wrap_ddp(model: nn.Module, case: str, batched_grad_copy: bool) -> DistributedDataParallel:
+def wrap_ddp(
+    model: nn.Module, case: str, batched_grad_copy: bool, *, find_unused_parameters: bool = False
+) -> DistributedDataParallel:
     """DDP at its best settings for this case."""
     return DistributedDataParallel(
         model,
         gradient_as_bucket_view=True,
         forward_sync_buffers=False,
         batched_grad_copy=batched_grad_copy,
+        find_unused_parameters=find_unused_parameters,
         bucket_cap_mb=25 * SCALE if case == "sleeping" else None,
     )
 
@@ -90,17 +96,29 @@ def plan_of_ddp(ddp: DistributedDataParallel, num_ranks: int) -> Plan:
     return Plan(planner="ddp", nodes=1, ranks_per_node=num_ranks, reduce=tuple(buckets))
 
 
-def live_storages() -> dict[int, int]:
-    """Bytes of every storage that a live tensor or its gradient holds, by address."""
-    gc.collect()
-    storages = {}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), Tensor):
-            for tensor in (thing, thing.grad if thing.is_leaf else None):
-                if tensor is not None and tensor.device.type == "cpu":
-                    storage = tensor.untyped_storage()
-                    storages[storage.data_ptr()] = storage.nbytes()
-    return storages
+def held_bytes(wrap: Callable[[], Step], num_steps: int) -> tuple[Step, int]:
+    """The step that `wrap` makes, and the bytes that wrapping and stepping took and still hold.
+
+    Counted from the allocator's own events, so tensors that only C++ knows count too.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step = wrap()
+        for _ in range(num_steps):
+            step()
+    profiler = recorded.profiler
+    assert profiler is not None and profiler.kineto_results is not None
+    events = profiler.kineto_results.events()
+    return step, sum(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+def step_of(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Step:
+    """One step: after it `p.grad` holds the averages."""
+
+    def step() -> None:
+        module.zero_grad()
+        loss(module).backward()
+
+    return step
 
 
 class Contest:
@@ -114,39 +132,47 @@ class Contest:
         for name, batched in DDP_VARIANTS.items():
             self._add_ddp(name, batched)
         self._add_engine()
+        self._weigh_ddp_with_unused()
 
     def _add_ddp(self, name: str, batched_grad_copy: bool) -> None:
         model, loss = build_case(self.case, self.rank, self.settings["batch_size"])
-        before = live_storages()
-        ddp = wrap_ddp(model, self.case, batched_grad_copy)
-        self._enter(name, ddp, loss, before)
+
+        def wrap() -> Step:
+            self.ddp = wrap_ddp(model, self.case, batched_grad_copy)
+            return step_of(self.ddp, loss)
+
+        self._enter(name, wrap)
         if self.plan is None:
-            self.plan = plan_of_ddp(ddp, self.num_ranks)
+            self.plan = plan_of_ddp(self.ddp, self.num_ranks)
+
+    def _weigh_ddp_with_unused(self) -> None:
+        """What DDP holds when it looks for unused parameters, as the engine always does."""
+        model, loss = build_case(self.case, self.rank, self.settings["batch_size"])
+
+        def wrap() -> Step:
+            ddp = wrap_ddp(model, self.case, False, find_unused_parameters=True)
+            return step_of(ddp, loss)
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
+            _, self.gradient_bytes[DDP_WITH_UNUSED] = held_bytes(wrap, 3)
 
     def _add_engine(self) -> None:
         model, loss = build_case(self.case, self.rank, self.settings["batch_size"])
-        before = live_storages()
         assert self.plan is not None
-        self.sync = GradientSync(model, plan=self.plan)
-        self._enter(ENGINE, model, loss, before)
+        plan = self.plan
 
-    def _enter(
-        self,
-        name: str,
-        module: nn.Module,
-        loss: Callable[[nn.Module], Tensor],
-        before: dict[int, int],
-    ) -> None:
-        """Warms a variant up and notes what memory its gradients take."""
+        def wrap() -> Step:
+            self.sync = GradientSync(model, plan=plan)
+            return step_of(model, loss)
 
-        def step() -> None:
-            module.zero_grad()
-            loss(module).backward()
+        self._enter(ENGINE, wrap)
 
+    def _enter(self, name: str, wrap: Callable[[], Step]) -> None:
+        """Notes what memory a variant's gradients take, and warms it up."""
+        step, self.gradient_bytes[name] = held_bytes(wrap, 3)
         for _ in range(self.settings["num_warmup_steps"]):
             step()
-        after = live_storages()
-        self.gradient_bytes[name] = sum(after[key] for key in after.keys() - before.keys())
         self.steps[name] = step
 
     def run(self) -> dict[str, list[float]]:
@@ -193,25 +219,29 @@ def evaluate(case: str, result: dict[str, Any]) -> tuple[list[Figure], dict[str,
     steps = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in medians.items())
     buckets = ", ".join(f"{size / 2**20:.1f}" for size in result["bucket_bytes"])
     versus = f"{case}: engine / {baseline}"
-    ours, theirs = result["gradient_bytes"][ENGINE], result["gradient_bytes"][baseline]
-    memory = Figure(
-        f"{case}: gradient memory, engine / {baseline}",
-        f"{ours / theirs:.6f} ({ours:,} / {theirs:,} bytes)",
-        "no more bytes",
-        ours <= theirs,
-    )
+    held = result["gradient_bytes"]
+    memory = [
+        Figure(
+            f"{case}: memory held after backward, engine / {other}",
+            f"{held[ENGINE] / held[other]:.6f} ({held[ENGINE]:,} / {held[other]:,} bytes)",
+            "no more bytes",
+            held[ENGINE] <= held[other],
+        )
+        for other in (baseline, DDP_WITH_UNUSED)
+    ]
     figures = [
         Figure(f"{case}: median step", f"{steps} (buckets of {buckets} MiB)"),
         at_most(f"{versus}, median of {ratio.num_pairs} pairs", ratio.median, 1.01),
         at_most(f"{versus}, upper end of the interval", ratio.upper, 1.03),
         Figure(f"{versus}, lower end of the interval", f"{ratio.lower:.3f}"),
-        memory,
+        *memory,
     ]
     ratios = {
         f"{case}_median": ratio.median,
         f"{case}_lower": ratio.lower,
         f"{case}_upper": ratio.upper,
-        f"{case}_memory": ours / theirs,
+        f"{case}_memory": held[ENGINE] / held[baseline],
+        f"{case}_memory_with_unused": held[ENGINE] / held[DDP_WITH_UNUSED],
     }
     return figures, ratios
 

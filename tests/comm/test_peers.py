@@ -52,7 +52,7 @@ def test_broadcast_overwrites_tensors_of_every_dtype_and_layout() -> None:
 def test_native_averages_to_the_same_bits_everywhere(dtype: torch.dtype) -> None:
     def average(rank: Rank) -> torch.Tensor:
         flat = torch.arange(37, dtype=torch.float64).mul(0.1 * (rank.rank + 1)).to(dtype)
-        Native(rank.group).average_(flat)
+        Native(rank.group).sum_(flat, rank.world_size)
         return flat
 
     outcomes = run_ranks(average, 3)
@@ -66,7 +66,7 @@ def test_sixteen_bit_sums_are_formed_in_thirty_two_bits() -> None:
 
     def average(rank: Rank) -> float:
         flat = torch.full((8,), 40_000.0, dtype=torch.float16)
-        Native(rank.group).average_(flat)
+        Native(rank.group).sum_(flat, rank.world_size)
         return float(flat[0])
 
     assert run_ranks(average, 4) == [40_000.0] * 4
@@ -74,7 +74,7 @@ def test_sixteen_bit_sums_are_formed_in_thirty_two_bits() -> None:
 
 def test_alone_changes_nothing() -> None:
     flat = torch.arange(4.0)
-    Alone().average_(flat)
+    Alone().sum_(flat)
     assert torch.equal(flat, torch.arange(4.0))
 
 

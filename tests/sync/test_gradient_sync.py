@@ -175,10 +175,10 @@ def test_three_backwards_while_a_delayed_collective_is_in_flight() -> None:
         def __init__(self, inner: Any, rank: int) -> None:
             self.inner, self.rank = inner, rank
 
-        def average_(self, flat: torch.Tensor) -> None:
+        def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
             torch.ones(1).add_(1)
             _pause.wait(0.05 * (1 + self.rank))
-            self.inner.average_(flat)
+            self.inner.sum_(flat, divisor)
 
     import threading
 

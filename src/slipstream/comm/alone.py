@@ -6,9 +6,10 @@ import torch
 
 
 class Alone:
-    """The mean over one rank is what it was. Follows `Collective`."""
+    """The sum over one rank is what it was. Follows `Collective`."""
 
     name = "native"
 
-    def average_(self, flat: torch.Tensor) -> None:
-        """Leaves `flat` as it is."""
+    def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        """Leaves `flat` as it is; a single rank has nothing to divide by."""
+        assert divisor == 1

@@ -8,7 +8,7 @@ import torch
 
 
 class Collective(Protocol):
-    """Averages flat tensors over the ranks of a group that it was built with.
+    """Sums flat tensors over the ranks of a group that it was built with.
 
     On CPUs a call blocks until the result is there (the GIL is free meanwhile); on a CUDA device it
     enqueues on the current stream. Every rank of the group must make the same calls in the same
@@ -17,10 +17,11 @@ class Collective(Protocol):
 
     name: str
 
-    def average_(self, flat: torch.Tensor) -> None:
-        """Replaces `flat` (1-D, contiguous, floating point, mutated) by its mean over the ranks.
+    def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        """Replaces `flat` (1-D, contiguous, floating point, mutated) by its sum over the ranks.
 
-        Afterwards all ranks hold the same bits. Sums are formed in 32 bits or more and divided
-        once. Raises whatever the backend raises when a rank does not come.
+        The sum is formed in 32 bits or more, divided by `divisor`, and then rounded to the dtype.
+        Afterwards all ranks hold the same bits. Raises whatever the backend raises when a rank does
+        not come.
         """
         ...

@@ -16,11 +16,11 @@ class Native:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
-    def average_(self, flat: torch.Tensor) -> None:
-        """See `Collective.average_`. Sixteen-bit tensors travel and are summed as float32."""
-        if flat.dtype in _SIXTEEN_BIT:
-            wide = flat.float()
-            dist.all_reduce(wide, op=dist.ReduceOp.AVG, group=self._group)
+    def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        """See `Collective.sum_`. Sixteen-bit tensors travel and are summed as float32."""
+        wide = flat.float() if flat.dtype in _SIXTEEN_BIT else flat
+        dist.all_reduce(wide, group=self._group)
+        if divisor != 1:
+            wide.div_(divisor)
+        if wide is not flat:
             flat.copy_(wide)
-        else:
-            dist.all_reduce(flat, op=dist.ReduceOp.AVG, group=self._group)

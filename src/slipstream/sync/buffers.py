@@ -17,7 +17,7 @@ from torch import nn
 from slipstream.plan import Bucket
 from slipstream.sync.channel import Finished
 
-_SIXTEEN_BIT = (torch.float16, torch.bfloat16)
+SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 Strides = tuple[int, ...]
 
 
@@ -30,6 +30,7 @@ class Slot:
     contributed: its hook fired in this round; kept: it holds gradient that was accumulated without
     synchronising and waits for the next round; copy_back: the parameter's layout is not the agreed
     one, so that its gradient is a tensor of its own and gets the average copied back.
+    divided: the view holds this rank's gradient divided by the number of ranks already.
     saved: what the view held before this round, where this rank contributes nothing to it.
     told_sparse: the user has been told that its gradient is sparse.
     """
@@ -38,6 +39,7 @@ class Slot:
         "buffer",
         "contributed",
         "copy_back",
+        "divided",
         "flag",
         "had_gradient",
         "kept",
@@ -59,6 +61,7 @@ class Slot:
         self.contributed = False
         self.kept = False
         self.copy_back = False
+        self.divided = False
         self.had_gradient = False
         self.saved: torch.Tensor | None = None
         self.told_sparse = False
@@ -88,8 +91,9 @@ class Slot:
 class BucketBuffer:
     """The memory of one bucket and its state in the current round.
 
-    flat: 1-D, of the gradients' dtype (real parts and imaginary parts interleaved for complex
-    ones); flags: its tail, one element a gradient.
+    divides_first: gradients are divided by the number of ranks before they travel. flat: 1-D, of
+    the gradients' dtype (real parts and imaginary parts interleaved for complex ones); flags: its
+    tail, one element a gradient.
     """
 
     def __init__(
@@ -103,6 +107,8 @@ class BucketBuffer:
             sum(widths) + len(members), dtype=_real_dtype(first.dtype), device=first.device
         )
         self.flags = self.flat[sum(widths) :]
+        # 16-bit gradients would lose small values: the collective divides their wide sums instead
+        self.divides_first = self.flat.dtype not in SIXTEEN_BIT
         self.local_flags: torch.Tensor | None = None
         self.missing = 0
         self.ready_seconds = 0.0
@@ -125,6 +131,7 @@ class BucketBuffer:
         for slot in self.slots:
             slot.contributed = False
             slot.copy_back = False
+            slot.divided = False
             slot.saved = None
 
 
@@ -149,16 +156,17 @@ def in_layout(gradient: torch.Tensor, strides: Strides) -> torch.Tensor:
 
 
 def mark_finite(slot: Slot, world_size: int) -> None:
-    """Sets the slot's flag to NaN when its view is not finite or its sum would overflow.
+    """Sets the slot's flag to NaN when its view is not finite or its sum over ranks would overflow.
 
-    No value is read back, so nothing waits on a GPU.
+    Only 16-bit gradients are summed before they are divided, in 32 bits, which bfloat16's range
+    fills. No value is read back, so nothing waits on a GPU.
     """
     if slot.view.numel() == 0:
         return
     largest = torch.linalg.vector_norm(slot.view, ord=float("inf"))
-    if largest.dtype in _SIXTEEN_BIT:  # those are summed in 32 bits
-        largest = largest.float()
-    slot.flag.add_(largest.mul_(world_size).mul_(0.0).to(slot.flag.dtype))
+    if largest.dtype in SIXTEEN_BIT:
+        largest = largest.float().mul_(world_size)
+    slot.flag.add_(largest.mul_(0.0).to(slot.flag.dtype))
 
 
 def _view(flat: torch.Tensor, param: torch.Tensor, stride: Strides) -> torch.Tensor:

@@ -79,16 +79,16 @@ class Reducer:
 
     def keep(self, slot: Slot) -> None:
         """Takes note of a gradient that was accumulated without synchronising."""
-        self._absorb(slot)
+        self._absorb(slot, divide=False)
         slot.kept = True
 
     def ready(self, slot: Slot) -> None:
         """Takes a gradient that has just been accumulated; sends its bucket if that is complete."""
-        self._absorb(slot)
-        buffer = slot.buffer
         if slot.contributed:
             self._again(slot)
             return
+        self._absorb(slot, divide=not self.hold)
+        buffer = slot.buffer
         slot.contributed = True
         if self._check_finite:
             mark_finite(slot, self._world_size)
@@ -98,10 +98,13 @@ class Reducer:
             if not self.hold:
                 self._send_ready()
 
-    def wait_for(self, slot: Slot, timeout_seconds: float) -> None:
-        """Waits until the slot's bucket is not in flight, before anything is added to its view."""
+    def open_again(self, slot: Slot, timeout_seconds: float) -> None:
+        """Makes the slot's view fit to be added to, within a round: not in flight, not divided."""
         if slot.buffer.ticket is not None:
             slot.buffer.ticket.wait(timeout_seconds)
+        elif slot.divided and slot.contributed:
+            slot.view.mul_(self._world_size)
+            slot.divided = False
 
     def seal(self) -> None:
         """Closes the round: missing gradients count as zero, and every bucket goes out."""
@@ -144,8 +147,12 @@ class Reducer:
                 return index
         return len(self.buffers) - 1
 
-    def _absorb(self, slot: Slot) -> None:
-        """Moves the gradient into the bucket and makes `p.grad` the view of it."""
+    def _absorb(self, slot: Slot, *, divide: bool) -> None:
+        """Moves the gradient into the bucket, divided if asked; `p.grad` becomes the view of it.
+
+        Division rides along with the copy, which costs nothing; a pass of its own over the sums
+        would cost as much as the copy.
+        """
         param, view = slot.param, slot.view
         grad = param.grad
         if grad is None or slot.holds(grad):
@@ -162,14 +169,17 @@ class Reducer:
                 "made; close it and make another after converting the model."
             )
         with torch.no_grad():
-            if grad.layout is not torch.strided:
+            is_sparse = grad.layout is not torch.strided
+            if is_sparse:
                 _warn_sparse(slot)
-                view.copy_(grad.to_dense())
-                slot.lend()
+                grad = grad.to_dense()
+            slot.divided = divide and slot.buffer.divides_first
+            if slot.divided:
+                torch.div(grad, self._world_size, out=view)
             else:
                 view.copy_(grad)
-                if param.stride() == slot.stride:
-                    slot.lend()
+            if is_sparse or param.stride() == slot.stride:
+                slot.lend()
         slot.copy_back = param.stride() != slot.stride
 
     def _again(self, slot: Slot) -> None:
@@ -178,6 +188,9 @@ class Reducer:
         first_late = buffer.ticket is not None and buffer not in self._late
         if first_late:
             buffer.flags.fill_(1.0)
+            for member in buffer.slots:
+                member.divided = False  # they hold averages, of which the average is taken
+        self._absorb(slot, divide=False)
         if self._check_finite:
             for member in buffer.slots if first_late else [slot]:
                 mark_finite(member, self._world_size)
@@ -198,7 +211,7 @@ class Reducer:
         grad = slot.param.grad
         slot.had_gradient = grad is not None
         if slot.kept and grad is not None:
-            self._absorb(slot)
+            self._absorb(slot, divide=True)
             slot.contributed = True
             if self._check_finite:
                 mark_finite(slot, self._world_size)
@@ -207,6 +220,7 @@ class Reducer:
         with torch.no_grad():
             if grad is None:
                 slot.view.zero_()
+                slot.divided = True
             elif slot.holds(grad):
                 slot.saved = slot.view.clone()
             else:
@@ -218,10 +232,17 @@ class Reducer:
             self._next += 1
 
     def _send(self, buffer: BucketBuffer) -> None:
+        if buffer.divides_first:
+            with torch.no_grad():
+                for slot in buffer.slots:
+                    if not slot.divided:
+                        slot.view.div_(self._world_size)
+                        slot.divided = True
         if self._check_finite:
             buffer.local_flags = buffer.flags.clone()
-        average, flat = self._collective.average_, buffer.flat
-        buffer.ticket = self._channel.submit(lambda: average(flat))
+        total, flat = self._collective.sum_, buffer.flat
+        divisor = 1 if buffer.divides_first else self._world_size
+        buffer.ticket = self._channel.submit(lambda: total(flat, divisor))
 
     def _settle(self, slot: Slot, cleared: bool) -> None:
         """Hands out a gradient to which this rank contributed nothing, or leaves it as it was."""

@@ -97,7 +97,7 @@ class Rounds:
         if self.broken is None and self.reducer.in_flight:
             if self._open:
                 slot = self.reducer.slots[name]
-                self.reducer.wait_for(slot, self._means.timeout_seconds)
+                self.reducer.open_again(slot, self._means.timeout_seconds)
             else:
                 self._finish()
 
