@@ -30,6 +30,8 @@ __all__ = ["Bucket", "Cluster", "Gradient", "GradientSync", "Plan", "SlipstreamE
 
 
 def __getattr__(name: str) -> Any:
+    if name == "measure":  # a package of its own, whose functions are called by its name
+        return import_module("slipstream.measure")
     if name not in _HOME:
         raise AttributeError(f"module 'slipstream' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

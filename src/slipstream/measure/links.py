@@ -1,0 +1,146 @@
+"""The links inside and between nodes, by messages from one rank to another.
+
+    latency            half of a small message's way there and back
+    seconds per byte   large messages one after the other in one direction, answered once at the end
+    reduction          adding one array to another in memory, on every rank at once
+
+Pairs are measured one after the other, and the slowest pair of each kind counts: a collective goes
+at its pace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from slipstream.cluster import Cluster
+from slipstream.costs import Link, Links
+from slipstream.measure.spread import median_and_spread
+from slipstream.measure.timing import FLOAT_BYTES, Bench
+
+_SMALL_BYTES = 1024
+_ROUND_TRIPS = 10
+_STREAMED = 3
+_MAX_PAIRS = 8
+_REDUCED_BYTES = 4 * 2**20
+_REDUCTIONS = 5
+
+Pair = tuple[int, int]
+
+
+def measure_links(
+    group: dist.ProcessGroup, cluster: Cluster, bench: Bench, large_bytes: int
+) -> Links:
+    """The slowest link inside a node and the slowest between two; None for a kind there is not.
+
+    All ranks call it. large_bytes: of the messages that tell the rate, above 1 KiB. At most 8 pairs
+    of each kind are measured, spread evenly over the cluster.
+    Raises RankFailure when a rank does not come.
+    """
+    reduce_seconds = _reduction(bench)
+    found = {
+        kind: _slowest(group, pairs, bench, large_bytes, reduce_seconds)
+        for kind, pairs in (("intra", inner_pairs(cluster)), ("inter", outer_pairs(cluster)))
+    }
+    return Links(intra=found["intra"], inter=found["inter"])
+
+
+def inner_pairs(cluster: Cluster) -> list[Pair]:
+    """The first two ranks of each node that has two."""
+    nodes = [cluster.ranks_of_node(node) for node in range(cluster.nodes)]
+    return _thinned([(ranks[0], ranks[1]) for ranks in nodes if len(ranks) > 1])
+
+
+def outer_pairs(cluster: Cluster) -> list[Pair]:
+    """The first rank of each node with the next node's, around the ring."""
+    firsts = [cluster.ranks_of_node(node)[0] for node in range(cluster.nodes)]
+    if len(firsts) < 2:
+        return []
+    around = zip(firsts, [*firsts[1:], firsts[0]], strict=True)
+    return _thinned(list(around))
+
+
+def _thinned(pairs: list[Pair]) -> list[Pair]:
+    step = -(-len(pairs) // _MAX_PAIRS)
+    return pairs[::step] if pairs else []
+
+
+def _slowest(
+    group: dist.ProcessGroup,
+    pairs: list[Pair],
+    bench: Bench,
+    large_bytes: int,
+    reduce_seconds: float,
+) -> Link | None:
+    if not pairs:
+        return None
+    measured = [_pair(group, pair, bench, large_bytes) for pair in pairs]
+    return Link(
+        latency_seconds=max(latency for latency, _ in measured),
+        seconds_per_byte=max(per_byte for _, per_byte in measured),
+        reduce_seconds_per_byte=reduce_seconds,
+    )
+
+
+def _pair(
+    group: dist.ProcessGroup, pair: Pair, bench: Bench, large_bytes: int
+) -> tuple[float, float]:
+    """Latency and seconds per byte of one pair, on every rank; the others only wait."""
+    sender, receiver = pair
+    bench.tell(f"the link from rank {sender} to rank {receiver}")
+    doing = f"measuring the link from rank {sender} to rank {receiver}"
+    mine: list[list[float]] = []
+    if bench.peers.rank in pair:
+        small, large = (
+            torch.zeros(num_bytes // FLOAT_BYTES, device=bench.device)
+            for num_bytes in (_SMALL_BYTES, large_bytes)
+        )
+        sends = bench.peers.rank == sender
+        there_and_back = _exchange(group, pair, sends, [small], small)
+        stream = _exchange(group, pair, sends, [large] * _STREAMED, small)
+        bench.seconds(there_and_back, 1, doing)  # connects
+        mine.append(bench.seconds(there_and_back, _ROUND_TRIPS, doing))
+        mine.append(bench.seconds(stream, _STREAMED, doing)[1:])  # the first drains the bucket
+    everyone = bench.peers.gather(mine, doing)
+    trips, streams = everyone[sender]
+    latency = median_and_spread(trips)[0] / 2
+    streamed = median_and_spread(streams)[0]
+    sent_bytes = _STREAMED * large_bytes
+    return latency, max(0.0, streamed - 2 * latency) / sent_bytes
+
+
+def _exchange(
+    group: dist.ProcessGroup,
+    pair: Pair,
+    sends: bool,
+    messages: list[torch.Tensor],
+    answer: torch.Tensor,
+) -> Callable[[], None]:
+    """Sends (or takes) the messages, then takes (or sends) the answer."""
+    sender, receiver = pair
+
+    def run() -> None:
+        for message in messages:
+            if sends:
+                group.send([message], receiver, 0).wait()
+            else:
+                group.recv([message], sender, 0).wait()
+        if sends:
+            group.recv([answer], receiver, 0).wait()
+        else:
+            group.send([answer], sender, 0).wait()
+
+    return run
+
+
+def _reduction(bench: Bench) -> float:
+    """Seconds in which the slowest rank adds one byte, all ranks at once."""
+    total, part = (
+        torch.zeros(_REDUCED_BYTES // FLOAT_BYTES, device=bench.device) for _ in range(2)
+    )
+    doing = "measuring the addition of gradients"
+    mine = bench.seconds(lambda: total.add_(part), 1 + _REDUCTIONS, doing)[1:]
+    everyone = bench.peers.gather(mine, doing)
+    return max(median_and_spread(times)[0] for times in everyone) / _REDUCED_BYTES

@@ -1,0 +1,153 @@
+"""Timing one operation between ranks for many sizes, within a budget that all ranks keep alike.
+
+First each size once, from the smallest up, as far as the budget reaches. Then rounds over all of
+them, from the largest down and without a pause: a link's token bucket, which would make the first
+messages after a pause look fast, is empty by then. What a repetition took is what its slowest rank
+took. Decisions follow from numbers that every rank has, so all ranks make the same ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from slipstream.comm.peers import Peers
+from slipstream.words import size as size_words
+
+Operation = Callable[[torch.Tensor], None]
+FLOAT_BYTES = 4
+MIN_ROUNDS = 3
+MAX_ROUNDS = 12
+_MAX_REPETITIONS = 10  # of one size in one round
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a measurement is made with, the same on every rank.
+
+    peers: the ranks; device: where tensors live; clock: seconds from any fixed point on; tell:
+    takes sentences about the progress.
+    """
+
+    peers: Peers
+    device: torch.device
+    clock: Callable[[], float] = time.perf_counter
+    tell: Callable[[str], None] = lambda _: None
+
+    def settle(self) -> None:
+        """Returns when the device has done what was enqueued on it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, run: Callable[[], object], repetitions: int, doing: str) -> list[float]:
+        """What each repetition took on this rank, one right after the other.
+
+        Raises RankFailure, which says `doing`, when a rank does not come.
+        """
+        times = []
+        try:
+            self.settle()
+            for _ in range(repetitions):
+                started = self.clock()
+                run()
+                self.settle()
+                times.append(self.clock() - started)
+        except RuntimeError as error:
+            raise self.peers.failure(error, doing) from error
+        return times
+
+
+class Sweep:
+    """The sizes of one operation, measured within `seconds` on rank 0's clock.
+
+    operation: mutates a flat float32 tensor on `bench.device`. sizes: bytes, increasing multiples
+    of 4.
+    """
+
+    def __init__(
+        self, operation: Operation, bench: Bench, sizes: Sequence[int], seconds: float
+    ) -> None:
+        self._operation = operation
+        self._bench = bench
+        self._sizes = sizes
+        self._seconds = seconds
+        self._started = bench.clock()
+
+    def run(self) -> dict[int, list[float]]:
+        """For each size that the budget reached, smallest first, what its repetitions took.
+
+        The smallest size is always measured. Raises RankFailure when a rank does not come.
+        """
+        estimates, elapsed = self._look()
+        flat = self._tensor(max(estimates))
+        repetitions = self._repetitions(estimates, elapsed)
+        found: dict[int, list[float]] = {size: [] for size in estimates}
+        for number in range(1, MAX_ROUNDS + 1):
+            self._bench.tell(f"round {number} of at most {MAX_ROUNDS}")
+            before = elapsed
+            elapsed = self._round(flat, repetitions, found)
+            if number >= MIN_ROUNDS and elapsed + (elapsed - before) > self._seconds:
+                break
+        return found
+
+    def _look(self) -> tuple[dict[int, float], float]:
+        """One run of each size, as far as the budget reaches; and the seconds that passed."""
+        estimates: dict[int, float] = {}
+        elapsed = 0.0
+        for size in self._sizes:
+            if estimates and elapsed + self._least_seconds(estimates, size) > self._seconds:
+                break
+            self._bench.tell(f"first look at {size_words(size)}")
+            times = self._times(self._tensor(size), 2)[1:]  # the first one touches new memory
+            shared, elapsed = self._shared([times])
+            estimates[size] = shared[0][0]
+        return estimates, elapsed
+
+    @staticmethod
+    def _least_seconds(estimates: dict[int, float], size: int) -> float:
+        """What a look at one more size and the fewest rounds would take, at most."""
+        last = max(estimates)
+        expected = estimates[last] * size / last
+        return 2 * expected + MIN_ROUNDS * (sum(estimates.values()) + 2 * expected)
+
+    def _repetitions(self, estimates: dict[int, float], elapsed: float) -> dict[int, int]:
+        """How often each size runs in a round: once, and up to 10 times where time is left."""
+        once = sum(estimates.values()) + max(estimates.values())
+        spare = ((self._seconds - elapsed) / MIN_ROUNDS - once) / len(estimates)
+        most = _MAX_REPETITIONS - 1
+        return {
+            size: 1 + (max(0, int(spare / seconds)) if spare < most * seconds else most)
+            for size, seconds in estimates.items()
+        }
+
+    def _round(
+        self, flat: torch.Tensor, repetitions: dict[int, int], found: dict[int, list[float]]
+    ) -> float:
+        """Measures every size without a pause; returns the seconds that have passed by its end."""
+        sizes = sorted(repetitions, reverse=True)
+        self._times(flat, 1)  # drains the links' token buckets
+        mine = [self._times(flat[: size // FLOAT_BYTES], repetitions[size]) for size in sizes]
+        shared, elapsed = self._shared(mine)
+        for size, times in zip(sizes, shared, strict=True):
+            found[size] += times
+        return elapsed
+
+    def _times(self, flat: torch.Tensor, repetitions: int) -> list[float]:
+        doing = f"measuring {size_words(flat.numel() * FLOAT_BYTES)}"
+        return self._bench.seconds(lambda: self._operation(flat), repetitions, doing)
+
+    def _shared(self, mine: list[list[float]]) -> tuple[list[list[float]], float]:
+        """Each repetition's seconds on its slowest rank; and what has passed on rank 0's clock."""
+        message = {"times": mine, "elapsed": self._bench.clock() - self._started}
+        everyone = self._bench.peers.gather(message, "comparing measurements")
+        slowest = [
+            [max(repetition) for repetition in zip(*ranks, strict=True)]
+            for ranks in zip(*(other["times"] for other in everyone), strict=True)
+        ]
+        return slowest, float(everyone[0]["elapsed"])
+
+    def _tensor(self, num_bytes: int) -> torch.Tensor:
+        return torch.zeros(num_bytes // FLOAT_BYTES, dtype=torch.float32, device=self._bench.device)
