@@ -129,6 +129,16 @@ def test_commands_and_their_options_are_those_we_mean_to_keep() -> None:
         ],
         "export": ["checkpoint", "--output", "--json"],
         "report": ["run", "--json"],
+        "probe": ["--nodes", "--per-node", "--seconds", "--output", "--json"],
+        "profile": [
+            "recipe",
+            "--set",
+            "--nodes",
+            "--per-node",
+            "--steps",
+            "--output",
+            "--json",
+        ],
     }
 
 

@@ -9,6 +9,8 @@ import typer
 
 from slipstream import __version__
 from slipstream.cli.export import export
+from slipstream.cli.probe import probe
+from slipstream.cli.profile import profile
 from slipstream.cli.report import report
 from slipstream.cli.train import train
 from slipstream.errors import SlipstreamError
@@ -27,6 +29,8 @@ app = typer.Typer(
 app.command(epilog="Example: slipstream train fashion --set train.epochs=3")(train)
 app.command(epilog="Example: slipstream export runs/mine --output weights.safetensors")(export)
 app.command(epilog="Example: slipstream report runs/mine")(report)
+app.command(epilog="Example: torchrun --nproc-per-node 4 -m slipstream probe")(probe)
+app.command(epilog="Example: slipstream profile fashion --output trace.json")(profile)
 
 
 def _print_version(wanted: bool) -> None:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from slipstream.cli.output import print_document, print_summary, reserved_stdout
-from slipstream.errors import SlipstreamError
-
-if TYPE_CHECKING:
-    from slipstream.train.launch.joined import JoinedJob
-    from slipstream.train.launch.request import Request
+from slipstream.cli.ranks import as_rank, on_own_ranks
 
 
 def train(
@@ -54,11 +48,15 @@ def train(
     """
     from slipstream.train.launch.joined import find_job
     from slipstream.train.launch.request import Request
+    from slipstream.train.launch.start import train_here, train_in_job
 
     request = Request(recipe, overrides or (), nodes, per_node, run_folder, resume)
     job = find_job(os.environ)
     with reserved_stdout() as stdout:
-        summary = _start_ranks(request) if job is None else _be_a_rank(request, job)
+        if job is None:
+            summary = on_own_ranks(lambda: train_here(request))
+        else:
+            summary = as_rank(lambda: train_in_job(request, job), job.rank)
         if job is None or job.rank == 0:
             if as_json:
                 print_document(summary, stdout)
@@ -69,36 +67,3 @@ def train(
         from slipstream.train.launch.leaving import leave
 
         leave(0)
-
-
-def _start_ranks(request: Request) -> dict[str, Any]:
-    from slipstream.train.launch.local import Interrupted
-    from slipstream.train.launch.start import train_here
-
-    try:
-        return train_here(request)
-    except Interrupted as stop:
-        print(f"slipstream: {stop}", file=sys.stderr)
-        raise typer.Exit(128 + stop.signal_number) from stop
-
-
-def _be_a_rank(request: Request, job: JoinedJob) -> dict[str, Any]:
-    """Train as a rank of the job around; a rank that fails leaves at once."""
-    from slipstream.train.launch.start import train_in_job
-
-    try:
-        return train_in_job(request, job)
-    except Exception as error:
-        _leave(error, job.rank)
-
-
-def _leave(error: Exception, rank: int) -> NoReturn:
-    """Say what ended this rank, to the user and to its starter, and end the process."""
-    from slipstream.train.launch.failure import write_error
-
-    write_error(error)
-    if not isinstance(error, SlipstreamError):
-        traceback.print_exception(error)
-    print(f"slipstream: rank {rank}: {error}", file=sys.stderr, flush=True)
-    # Threads that still wait for a peer would keep a failed rank, and so the job, alive.
-    os._exit(1)

@@ -1,0 +1,77 @@
+"""``slipstream probe``: what collectives and links cost on a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from slipstream.costs import ClusterSpec
+
+
+def probe(
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes; logical ones where ranks start here.")
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of each node.  [default: 2]")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="About how long it may take; large sizes may drop out.")
+    ] = 60.0,
+    output: Annotated[Path, typer.Option(help="The cluster file to write.")] = Path("cluster.json"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the cluster file, alone on standard output.")
+    ] = False,
+) -> None:
+    """Measure all-reduces from 1 KiB to 256 MiB, and the links.
+
+    Run it as a job trains: inside torchrun or srun on all nodes, or alone to start ranks here.
+    Nothing else should use the network or the processors meanwhile.
+    """
+    from slipstream.cli.measuring import leave_job, measure
+    from slipstream.costs import ClusterSpec
+    from slipstream.train.launch.measure import PROBE
+    from slipstream.train.recipe import load_recipe
+
+    # No training: of the recipe only the number of ranks and the limits of waits are used.
+    spec = measure(
+        ClusterSpec,
+        PROBE,
+        load_recipe("digits"),
+        {"seconds": seconds},
+        nodes=nodes,
+        per_node=per_node,
+        output=output,
+        as_json=as_json,
+    )
+    if spec is not None and not as_json:
+        _print(spec, output)
+    leave_job()
+
+
+def _print(spec: ClusterSpec, output: Path) -> None:
+    from slipstream.costs import fit_floor, fit_line, fit_two_regimes
+    from slipstream.words import duration, size
+
+    print(f"{spec.backend} on {spec.nodes} nodes, {spec.cluster.world_size} ranks. {spec.note}")
+    for cost in spec.costs:
+        points, spreads = cost.points or (), cost.spread_seconds or ()
+        print(f"\n{cost.collective} {cost.operation}\n{'size':>10}  {'median':>9}  {'spread':>9}")
+        for (num_bytes, seconds), spread in zip(points, spreads, strict=True):
+            print(f"{size(num_bytes):>10}  {duration(seconds):>9}  {duration(spread):>9}")
+        print()
+        for fit in (fit_floor, fit_two_regimes, fit_line):
+            print(fit(points))
+    if spec.links is not None:
+        print()
+        for name, link in (("inside nodes", spec.links.intra), ("between nodes", spec.links.inter)):
+            if link is not None:
+                rate = 8e-9 / link.seconds_per_byte if link.seconds_per_byte else float("inf")
+                print(
+                    f"links {name}: {duration(link.latency_seconds)}, {rate:.3g} Gbit/s, adding "
+                    f"{link.reduce_seconds_per_byte * 1e9:.3g} ns/B"
+                )
+    print(f"\nwritten to {output}")

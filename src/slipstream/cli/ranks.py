@@ -1,0 +1,46 @@
+"""What commands share whose work is done by ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+import typer
+
+from slipstream.errors import SlipstreamError
+
+Result = TypeVar("Result")
+
+
+def on_own_ranks(work: Callable[[], Result]) -> Result:
+    """The result of work that starts ranks here; a signal ends the command with its exit code."""
+    from slipstream.train.launch.local import Interrupted
+
+    try:
+        return work()
+    except Interrupted as stop:
+        print(f"slipstream: {stop}", file=sys.stderr)
+        raise typer.Exit(128 + stop.signal_number) from stop
+
+
+def as_rank(work: Callable[[], Result], rank: int) -> Result:
+    """The result of work done as a rank of the job around; a rank that fails leaves at once."""
+    try:
+        return work()
+    except Exception as error:
+        _leave_failed(error, rank)
+
+
+def _leave_failed(error: Exception, rank: int) -> NoReturn:
+    """Say what ended this rank, to the user and to its starter, and end the process."""
+    from slipstream.train.launch.failure import write_error
+
+    write_error(error)
+    if not isinstance(error, SlipstreamError):
+        traceback.print_exception(error)
+    print(f"slipstream: rank {rank}: {error}", file=sys.stderr, flush=True)
+    # Threads that still wait for a peer would keep a failed rank, and so the job, alive.
+    os._exit(1)
