@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.cluster import Cluster
+from slipstream.costs import Density
 from slipstream.errors import PlanError
 from slipstream.plan import Bucket, Gradient, Plan
 from slipstream.plan.model import parameters_sha256
@@ -76,6 +78,37 @@ def test_a_plan_covers_its_model_exactly() -> None:
 def test_a_dtype_that_cannot_be_averaged_is_refused() -> None:
     with pytest.raises(PlanError, match="'steps' has dtype int64"):
         Gradient("steps", 1, "int64")
+
+
+def test_gather_buckets_cover_the_model_too_and_travel_in_the_forward() -> None:
+    text = PLAN.to_json().replace('"gather": null', '"gather": []')
+    with pytest.raises(PlanError, match='wait must be "forward"'):
+        Plan.from_json(text)
+    pipelined = PLAN.model_copy(update={"wait": "forward", "gather": PLAN.reduce[::-1]})
+    assert Plan.from_json(pipelined.to_json()) == pipelined
+    pipelined.check_covers(GRADIENTS)
+    short = pipelined.model_copy(update={"gather": PLAN.reduce[:1]})
+    with pytest.raises(PlanError, match="The plan's gather lacks the trainable parameter 'a'"):
+        short.check_covers(GRADIENTS)
+
+
+def test_a_plan_for_another_model_or_cluster_is_refused_with_both_named() -> None:
+    digest = parameters_sha256(GRADIENTS)
+    plan = PLAN.model_copy(update={"parameters_sha256": digest})
+    plan.check_made_for("two layers", digest, Cluster((2, 1)))
+    with pytest.raises(PlanError, match="for the model 'two layers' and this is 'three layers'"):
+        plan.check_made_for("three layers", "0" * 64, Cluster((2, 1)))
+    with pytest.raises(PlanError, match=r"2 nodes with 2, 1 ranks and .* 4 nodes with 1 rank each"):
+        plan.check_made_for("two layers", digest, Cluster.regular(4, 1))
+    with pytest.raises(PlanError, match=r"this cluster has 1 node with 3 ranks;"):
+        plan.check_made_for("two layers", digest, Cluster((3,)))
+
+
+def test_collectives_and_sparse_wires_survive_the_file() -> None:
+    wire = Density(density=0.01, values="bfloat16")
+    bucket = Bucket(gradients=("a",), bytes=4, collective="hitopk", wire=wire)
+    plan = PLAN.model_copy(update={"reduce": (bucket,)})
+    assert Plan.from_json(plan.to_json()).reduce[0].wire == wire
 
 
 @given(st.permutations(GRADIENTS))
