@@ -46,7 +46,7 @@ def pure_modules() -> list[str]:
     files = [SOURCE / f"{name}.py" for name in ("cluster", "documents", "errors", "trace", "words")]
     files += [SOURCE / "optim" / "schedules.py"]
     files += [SOURCE / "train" / "recipe.py"]
-    for package in ("cli", "costs", "plan", "report"):
+    for package in ("cli", "costs", "lab", "plan", "report"):
         files += sorted((SOURCE / package).rglob("*.py"))
     names = [".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in files]
     return [name.removesuffix(".__init__") for name in names]
@@ -129,6 +129,21 @@ def test_commands_and_their_options_are_those_we_mean_to_keep() -> None:
         ],
         "export": ["checkpoint", "--output", "--json"],
         "report": ["run", "--json"],
+        "lab": [
+            "command",
+            "--nodes",
+            "--rate",
+            "--per-node",
+            "--intra-rate",
+            "--cut",
+            "--after",
+            "--torchrun",
+            "--logs",
+            "--timeout",
+            "--grace",
+            "--check",
+            "--json",
+        ],
         "probe": ["--nodes", "--per-node", "--seconds", "--output", "--json"],
         "profile": [
             "recipe",

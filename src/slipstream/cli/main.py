@@ -9,6 +9,7 @@ import typer
 
 from slipstream import __version__
 from slipstream.cli.export import export
+from slipstream.cli.lab import lab
 from slipstream.cli.probe import probe
 from slipstream.cli.profile import profile
 from slipstream.cli.report import report
@@ -31,6 +32,11 @@ app.command(epilog="Example: slipstream export runs/mine --output weights.safete
 app.command(epilog="Example: slipstream report runs/mine")(report)
 app.command(epilog="Example: torchrun --nproc-per-node 4 -m slipstream probe")(probe)
 app.command(epilog="Example: slipstream profile fashion --output trace.json")(profile)
+app.command(
+    epilog="Example: slipstream lab --nodes 4 --rate 1gbit -- slipstream train digits",
+    # Options behind the first word of the command are the command's, with or without "--".
+    context_settings={"allow_interspersed_args": False},
+)(lab)
 
 
 def _print_version(wanted: bool) -> None:
