@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,22 +10,11 @@ from slipstream.costs import Curve, Line, Table
 from slipstream.plan import Plan, plan_step, time_step
 from slipstream.plan.halves import forward_half
 from slipstream.trace import Trace
-from steps import costs_of, forward_end, lines, step_of, steps
+from steps import costs_of, every_cut, forward_end, lines, step_of, steps
 
 tables = st.lists(st.tuples(st.integers(1, 200), st.integers(0, 30)), min_size=1, max_size=4).map(
     lambda points: Table(tuple((float(x), y * 1e-3) for x, y in sorted(dict(points).items())))
 )
-
-
-def every_cut(names: Sequence[str]) -> Iterator[list[list[str]]]:
-    """All ways to cut a sequence into consecutive buckets."""
-    for number in range(2 ** (len(names) - 1)):
-        buckets = [[names[0]]]
-        for position, name in enumerate(names[1:]):
-            if number >> position & 1:
-                buckets.append([])
-            buckets[-1].append(name)
-        yield buckets
 
 
 @given(steps(most=7), lines | tables)

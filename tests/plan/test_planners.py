@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 
 from slipstream.costs import Costs, Line, Table
 from slipstream.errors import CostError, PlanError, TraceError
-from slipstream.plan import PLANNER_NAMES, Gradient, Plan, lower_bounds, plan_step, time_step
+from slipstream.plan import (
+    PLANNER_NAMES,
+    Bucket,
+    Gradient,
+    Plan,
+    lower_bounds,
+    plan_step,
+    time_step,
+)
 from slipstream.trace import Trace, parameters_sha256
-from steps import FOUR_NODES, costs_of, forward_end, lines, step_of, steps
+from steps import FOUR_NODES, costs_of, every_cut, forward_end, lines, step_of, steps
 
 DTYPES = ("float32", "bfloat16", "float64")
 planners = st.sampled_from(PLANNER_NAMES)
@@ -109,6 +117,32 @@ def test_dtypes_are_lanes_and_the_largest_is_planned() -> None:
     trace = step_of([100, 1, 100, 1, 100, 100], dtypes=dtypes)
     plan = plan_step("optimal", trace, costs_of(Line(0.5, 1e-6)), tolerance=0.0)
     assert names_of(plan) == [["g1", "g3"], ["g0", "g2", "g4"], ["g5"]]
+
+
+@given(steps(most=8, dtypes=("float32", "float32", "float64")), lines)
+def test_no_other_cut_of_the_largest_lane_is_faster(trace: Trace, line: Line) -> None:
+    """With the other lanes' buckets where they are, by the model that predicts whole steps."""
+    plan = plan_step("optimal", trace, costs_of(line), tolerance=0.0)
+    place = {gradient.name: index for index, gradient in enumerate(trace.gradients)}
+    sizes = {gradient.name: gradient.bytes for gradient in trace.gradients}
+    lanes: dict[str, list[str]] = {}
+    for gradient in trace.gradients:
+        lanes.setdefault(gradient.dtype, []).append(gradient.name)
+    main = max(lanes.values(), key=lambda lane: sum(map(sizes.__getitem__, lane)))
+    others = [lane for lane in lanes.values() if lane is not main]
+    found = []
+    for cuts in every_cut(main):
+        groups = sorted([*cuts, *others], key=lambda group: place[group[-1]])
+        reduce = tuple(
+            Bucket(gradients=tuple(group), bytes=sum(map(sizes.__getitem__, group)))
+            for group in groups
+        )
+        other = plan.model_copy(update={"reduce": reduce})
+        found.append((time_step(trace, costs_of(line), other).step_seconds, len(reduce)))
+    best = min(step for step, _ in found)
+    assert plan.predicted_step_seconds == pytest.approx(best, rel=1e-12)
+    in_time = [count for step, count in found if step <= best * (1 + 1e-12)]
+    assert len(plan.reduce) <= min(in_time), "its end has 1e-12 of room, their step less"
 
 
 def test_sixteen_bit_gradients_are_charged_as_the_32_bits_in_which_they_travel() -> None:

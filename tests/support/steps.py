@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
@@ -80,6 +80,17 @@ def forward_end(trace: Trace, buckets: Sequence[Sequence[str]], half: Curve) -> 
         now += trace.update_seconds * (sizes[gradient.name] / total if total else 0.0)
         done = needed
     return now + trace.forward_seconds - done
+
+
+def every_cut(names: Sequence[str]) -> Iterator[list[list[str]]]:
+    """All ways to cut a sequence into consecutive buckets."""
+    for number in range(2 ** (len(names) - 1)):
+        buckets = [[names[0]]]
+        for position, name in enumerate(names[1:]):
+            if number >> position & 1:
+                buckets.append([])
+            buckets[-1].append(name)
+        yield buckets
 
 
 @st.composite

@@ -44,6 +44,7 @@ class Gradient:
         return self.numel * ITEM_BYTES[self.dtype]
 
 
+_Ranks = Annotated[int, Field(ge=1)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -79,7 +80,7 @@ class Plan(Document):
     model: str = ""
     parameters_sha256: str | None = None
     nodes: int = Field(default=1, ge=1)
-    ranks_per_node: int | tuple[int, ...] = 1
+    ranks_per_node: _Ranks | tuple[_Ranks, ...] = 1
     wait: Literal["backward", "update", "forward"] = "backward"
     predicted_step_seconds: _Seconds | None = None
     lower_bound_seconds: _Seconds | None = None
@@ -87,7 +88,11 @@ class Plan(Document):
     gather: tuple[Bucket, ...] | None = None
 
     @model_validator(mode="after")
-    def _gathers_in_the_forward(self) -> Self:
+    def _is_consistent(self) -> Self:
+        if not isinstance(self.ranks_per_node, int) and len(self.ranks_per_node) != self.nodes:
+            raise ValueError(
+                f"ranks_per_node lists {len(self.ranks_per_node)} nodes, and nodes is {self.nodes}"
+            )
         if self.gather is not None and self.wait != "forward":
             raise ValueError('gather buckets travel during the forward, so wait must be "forward"')
         return self
