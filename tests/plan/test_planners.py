@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.costs import Costs, Line, Table
+from slipstream.costs import CostKey, Costs, Curve, Line, Table
 from slipstream.errors import CostError, PlanError, TraceError
 from slipstream.plan import (
     PLANNER_NAMES,
@@ -185,11 +185,11 @@ def test_each_bucket_takes_the_cheapest_way_that_is_allowed() -> None:
 
 def test_lossy_wires_are_taken_only_where_they_are_allowed() -> None:
     line, half = Line(0.1, 1e-3), Line(0.1, 5e-4)
-    measured = {
+    measured: dict[CostKey, Curve] = {
         ("native", "all_reduce", "float32"): line,
         ("native", "all_reduce", "bfloat16"): half,
     }
-    costs = Costs(FOUR_NODES, measured)  # type: ignore[arg-type]
+    costs = Costs(FOUR_NODES, measured)
     trace = step_of([1000] * 4)
     plan = plan_step("optimal", trace, costs)
     assert {bucket.wire for bucket in plan.reduce} == {"float32"}

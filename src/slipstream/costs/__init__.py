@@ -10,7 +10,7 @@ from slipstream.costs.cluster_file import (
     Operation,
     Wire,
 )
-from slipstream.costs.costs import Choice, Costs
+from slipstream.costs.costs import Choice, CostKey, Costs
 from slipstream.costs.curves import Curve, Floor, Line, Minimum, Table, least_of
 from slipstream.costs.fits import Fit, fit_floor, fit_line, fit_two_regimes, line_near
 from slipstream.costs.formulas import ring, slowest_link
@@ -19,6 +19,7 @@ __all__ = [
     "Choice",
     "ClusterSpec",
     "CollectiveName",
+    "CostKey",
     "Costs",
     "Curve",
     "Density",

@@ -11,7 +11,9 @@ from slipstream.costs.curves import Curve
 from slipstream.costs.formulas import ring
 from slipstream.errors import CostError
 
-_Key = tuple[str, Operation, Wire]
+CostKey = tuple[str, Operation, Wire]
+"""What a curve is for: collective, operation, wire."""
+
 _BY_FORMULA = ("native", "ring")
 _WIRE_SHARE = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
 
@@ -34,13 +36,13 @@ class Costs:
     """
 
     cluster: Cluster
-    measured: Mapping[_Key, Curve]
+    measured: Mapping[CostKey, Curve]
     links: Links | None = None
 
     @classmethod
     def of(cls, spec: ClusterSpec) -> Costs:
         """The costs that a cluster file holds."""
-        measured: dict[_Key, Curve] = {
+        measured: dict[CostKey, Curve] = {
             (cost.collective, cost.operation, cost.wire): cost.curve() for cost in spec.costs
         }
         return cls(spec.cluster, measured, spec.links)
