@@ -30,7 +30,7 @@ app = typer.Typer(
 app.command(epilog="Example: slipstream train fashion --set train.epochs=3")(train)
 app.command(epilog="Example: slipstream export runs/mine --output weights.safetensors")(export)
 app.command(epilog="Example: slipstream report runs/mine")(report)
-app.command(epilog="Example: torchrun --nproc-per-node 4 -m slipstream probe")(probe)
+app.command(epilog="Example: slipstream probe --nodes 2 --per-node 2 --output cluster.json")(probe)
 app.command(epilog="Example: slipstream profile fashion --output trace.json")(profile)
 app.command(
     epilog="Example: slipstream lab --nodes 4 --rate 1gbit -- slipstream train digits",
