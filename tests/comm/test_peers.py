@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -126,6 +128,30 @@ def test_a_lost_store_is_named_as_such() -> None:
 
     for text in run_ranks(fail, 2):
         assert "the store through which ranks find each other no longer answers" in text
+
+
+def test_a_store_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is cut off: its calls block for ever, and hold the client's lock meanwhile."""
+    for limit in ("_REPORT_SECONDS", "_STORE_SECONDS"):
+        monkeypatch.setattr(f"slipstream.comm.peers.{limit}", 0.1)
+    lock, never = threading.Lock(), threading.Event()
+
+    class CutOff:
+        def set(self, key: str, value: str) -> None:
+            with lock:
+                never.wait(20.0)
+            raise RuntimeError("connection lost")
+
+    def fail(rank: Rank) -> str:
+        peers = Peers(rank.group, CutOff(), 0.1, CPU)  # type: ignore[arg-type]
+        text = str(peers.failure(RuntimeError("closed"), "averaging"))
+        peers.post_failure("own", "averaging", cause=True)
+        assert peers.gather_by_store("key", 1) == {}
+        return text
+
+    for text in run_ranks(fail, 2, timeout_seconds=3.0):
+        assert "no longer answers" in text
+    never.set()
 
 
 def test_a_rank_that_is_gone_is_an_error_within_the_limit() -> None:

@@ -12,7 +12,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -90,9 +90,14 @@ class Peers:
         """
         if self._store is None:
             return {0: value}
-        self._store.set(f"{key}/{self.rank}", json.dumps(value))
-        deadline = time.monotonic() + self.timeout_seconds
-        return self._read(key, deadline)
+        store, found = self._store, dict[int, Any]()
+
+        def exchange() -> None:
+            store.set(f"{key}/{self.rank}", json.dumps(value))
+            found.update(self._read(key, time.monotonic() + self.timeout_seconds))
+
+        _within(self.timeout_seconds + _STORE_SECONDS, exchange)
+        return found
 
     def failure(self, error: BaseException, doing: str) -> SlipstreamError:
         """What to raise when a collective failed while `doing`: names the ranks that are missing.
@@ -103,19 +108,12 @@ class Peers:
         if isinstance(error, SlipstreamError) or self._store is None:
             return error if isinstance(error, SlipstreamError) else RankFailure(str(error))
         reports: dict[int, Any] = {}
-        lost_store: list[str] = []
 
         def exchange() -> None:
-            try:
-                self.post_failure(str(error), doing)
-                reports.update(self._read("failed", time.monotonic() + _REPORT_SECONDS))
-            except RuntimeError as store_error:
-                lost_store.append(str(store_error))
+            self._post(str(error), doing, cause=False)
+            reports.update(self._read("failed", time.monotonic() + _REPORT_SECONDS))
 
-        thread = threading.Thread(target=exchange, daemon=True)
-        thread.start()
-        thread.join(_REPORT_SECONDS + _STORE_SECONDS)
-        if thread.is_alive() or lost_store:
+        if not _within(_REPORT_SECONDS + _STORE_SECONDS, exchange):
             return RankFailure(
                 f"Rank {self.rank} lost its peers while {doing}, and the store through which ranks "
                 "find each other no longer answers: the process that hosts it (the launcher or "
@@ -125,10 +123,17 @@ class Peers:
         return RankFailure(self._describe(error, doing, reports))
 
     def post_failure(self, text: str, doing: str, *, cause: bool = False) -> None:
-        """Posts this rank's error for the others to read; `cause` marks an error of its own."""
+        """Posts this rank's error for the others to read; `cause` marks an error of its own.
+
+        Gives up after a few seconds: the host of the store may be what was lost.
+        """
         if self._store is not None:
-            report = {"doing": doing, "error": text[:_MAX_REPORT_CHARACTERS], "cause": cause}
-            self._store.set(f"failed/{self.rank}", json.dumps(report))
+            _within(_STORE_SECONDS, lambda: self._post(text, doing, cause=cause))
+
+    def _post(self, text: str, doing: str, *, cause: bool) -> None:
+        assert self._store is not None
+        report = {"doing": doing, "error": text[:_MAX_REPORT_CHARACTERS], "cause": cause}
+        self._store.set(f"failed/{self.rank}", json.dumps(report))
 
     def _read(self, key: str, deadline: float) -> dict[int, Any]:
         assert self._store is not None
@@ -165,6 +170,27 @@ class Peers:
             parts.append(", ".join(elsewhere))
         parts.append(f"the backend said: {_first_line(error)}")
         return "; ".join(parts) + "."
+
+
+def _within(seconds: float, action: Callable[[], None]) -> bool:
+    """Runs `action` in a thread; whether it ended in time and the store did not fail it.
+
+    Calls of a store have no limit of their own once its host cannot be reached, and they hold the
+    client's lock meanwhile.
+    """
+    ended: list[bool] = []
+
+    def run() -> None:
+        try:
+            action()
+            ended.append(True)
+        except RuntimeError:  # what every store raises when its host is gone
+            ended.append(False)
+
+    thread = threading.Thread(target=run, name="slipstream-store", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return ended == [True]
 
 
 def _first_line(error: BaseException) -> str:

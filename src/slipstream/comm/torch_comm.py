@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from slipstream.errors import SlipstreamError
+from slipstream.errors import RankFailure, SlipstreamError
 
 _MAX_MESSAGE_BYTES = 2**30
 
@@ -22,14 +22,22 @@ def own_group(timeout_seconds: float) -> dist.ProcessGroup:
     """A new group over all ranks of the default one, used by nobody else.
 
     Called by all ranks together. `timeout_seconds` bounds every wait in it. Raises SlipstreamError
-    when torch.distributed has not been initialised.
+    when torch.distributed has not been initialised, and RankFailure when a rank does not come.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise SlipstreamError(
             "torch.distributed is not initialised; call init_process_group first "
             "or pass a process group."
         )
-    group = dist.new_group(timeout=timedelta(seconds=timeout_seconds))
+    try:
+        group = dist.new_group(timeout=timedelta(seconds=timeout_seconds))
+    except RuntimeError as error:
+        raise RankFailure(
+            f"Rank {dist.get_rank()} could not make the gradients' process group with the other "
+            f"{dist.get_world_size() - 1} ranks within {timeout_seconds:g} s: one of them died, "
+            "froze, or is still starting. Look at the other ranks' logs, or allow more time "
+            "(timeout_seconds)."
+        ) from error
     assert isinstance(group, dist.ProcessGroup)
     return group
 
