@@ -2,7 +2,7 @@
 
     latency            half of a small message's way there and back
     seconds per byte   large messages one after the other in one direction, answered once at the end
-    reduction          adding one array to another in memory, on every rank at once
+    reduction          adding one array to another in memory, in one thread of every rank at once
 
 Pairs are measured one after the other, and the slowest pair of each kind counts: a collective goes
 at its pace.
@@ -25,7 +25,8 @@ _ROUND_TRIPS = 10
 _STREAMED = 3
 _MAX_PAIRS = 8
 _REDUCED_BYTES = 4 * 2**20
-_REDUCTIONS = 5
+_REDUCTIONS = 9
+_PIECE = 2**14  # elements: torch adds so few of them in one thread
 
 Pair = tuple[int, int]
 
@@ -136,11 +137,20 @@ def _exchange(
 
 
 def _reduction(bench: Bench) -> float:
-    """Seconds in which the slowest rank adds one byte, all ranks at once."""
+    """Seconds in which the slowest rank adds one byte, all ranks at once.
+
+    Piece by piece, as collectives do it: in one thread, however many this process may use.
+    """
     total, part = (
         torch.zeros(_REDUCED_BYTES // FLOAT_BYTES, device=bench.device) for _ in range(2)
     )
+    pieces = list(zip(total.split(_PIECE), part.split(_PIECE), strict=True))
+
+    def add() -> None:
+        for mine, theirs in pieces:
+            mine.add_(theirs)
+
     doing = "measuring the addition of gradients"
-    mine = bench.seconds(lambda: total.add_(part), 1 + _REDUCTIONS, doing)[1:]
-    everyone = bench.peers.gather(mine, doing)
+    times = bench.seconds(add, 1 + _REDUCTIONS, doing)[1:]
+    everyone = bench.peers.gather(times, doing)
     return max(median_and_spread(times)[0] for times in everyone) / _REDUCED_BYTES
