@@ -2,18 +2,16 @@
 
 from slipstream.costs.cluster_file import (
     ClusterSpec,
-    CollectiveName,
-    Density,
     Link,
     Links,
     MeasuredCost,
     Operation,
-    Wire,
 )
 from slipstream.costs.costs import Choice, CostKey, Costs
 from slipstream.costs.curves import Curve, Floor, Line, Minimum, Table, least_of
 from slipstream.costs.fits import Fit, fit_floor, fit_line, fit_two_regimes, line_near
 from slipstream.costs.formulas import ring, slowest_link
+from slipstream.wires import CollectiveName, Density, Wire
 
 __all__ = [
     "Choice",

@@ -15,36 +15,14 @@ from slipstream.cluster import Cluster
 from slipstream.costs.curves import Curve, Line, Table
 from slipstream.documents import Document, Frozen
 from slipstream.errors import CostError, SlipstreamError
+from slipstream.wires import CollectiveName, Density, Wire
 
-CollectiveName = Literal[
-    "native",
-    "ring",
-    "halving_doubling",
-    "recursive_doubling",
-    "direct",
-    "hierarchical",
-    "torus",
-    "hitopk",
-    "naive_topk",
-    "a2a_topk",
-]
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather"]
-DenseWire = Literal["float32", "bfloat16", "float16"]
 _SPARSE = ("hitopk", "naive_topk", "a2a_topk")
 _Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Bytes = Annotated[int, Field(ge=1, le=2**50)]
 _Ranks = Annotated[int, Field(ge=1, le=2**20)]
-
-
-class Density(Frozen):
-    """The wire of a sparse collective: the share of elements that travel, and their dtype."""
-
-    density: float = Field(gt=0, le=1)
-    values: DenseWire
-
-
-Wire = DenseWire | Density
 
 
 class Link(Frozen):

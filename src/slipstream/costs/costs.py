@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.cluster import Cluster
-from slipstream.costs.cluster_file import ClusterSpec, Links, Operation, Wire
+from slipstream.costs.cluster_file import ClusterSpec, Links, Operation
 from slipstream.costs.curves import Curve
 from slipstream.costs.formulas import ring
 from slipstream.errors import CostError
+from slipstream.wires import Wire
 
 CostKey = tuple[str, Operation, Wire]
 """What a curve is for: collective, operation, wire."""

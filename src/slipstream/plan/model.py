@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from slipstream.cluster import Cluster
-from slipstream.costs import CollectiveName, Wire
 from slipstream.documents import Document, Frozen
 from slipstream.errors import PlanError, SlipstreamError
 from slipstream.trace import ITEM_BYTES, Sized, parameters_sha256
+from slipstream.wires import CollectiveName, Wire
 
 __all__ = ["Bucket", "Gradient", "Plan", "parameters_sha256"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from slipstream.costs import Choice, Costs, Operation, Wire, least_of
 from slipstream.plan.bounds import lower_bounds
 from slipstream.plan.cutting import as_buckets
-from slipstream.plan.explain import BucketReason, Explanation
+from slipstream.plan.explanation import BucketReason, Explanation
 from slipstream.plan.halves import Half, backward_half, charged_bytes, forward_half
 from slipstream.plan.model import Bucket, Plan
 from slipstream.plan.timing import BucketTiming, time_step

@@ -5,12 +5,14 @@ The ranks run functions of `rank_tasks`, which import no torch, so that they sta
 
 import json
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -134,11 +136,18 @@ def test_signal_handlers_are_as_before(tmp_path: Path, recipe: Recipe) -> None:
 
 
 @pytest.fixture(scope="module")
-def forkserver() -> ForkServerContext:
-    """Processes that have loaded torch already."""
+def forkserver() -> Iterator[ForkServerContext]:
+    """Processes that have loaded torch already, from a server of this module's own.
+
+    There is one fork server a process, and what it has loaded is decided by who starts it first.
+    """
+    server: Any = multiprocessing.forkserver._forkserver  # its stop is not in the stubs
+    server._stop()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["slipstream.train.launch.local"])
-    return context
+    yield context
+    server._stop()
+    context.set_forkserver_preload([])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
