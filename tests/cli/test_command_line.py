@@ -17,7 +17,7 @@ from slipstream.errors import DataError
 from slipstream.train.launch.local import Interrupted
 from slipstream.train.launch.request import Request
 
-COMMANDS = ("train", "export", "report", "probe", "profile")
+COMMANDS = ("train", "export", "report", "probe", "profile", "plan", "simulate")
 SUMMARY = {
     "recipe": "digits",
     "world_size": 2,

@@ -10,11 +10,15 @@ import typer
 from slipstream import __version__
 from slipstream.cli.export import export
 from slipstream.cli.lab import lab
+from slipstream.cli.plan import plan
 from slipstream.cli.probe import probe
 from slipstream.cli.profile import profile
 from slipstream.cli.report import report
+from slipstream.cli.simulate import simulate
 from slipstream.cli.train import train
 from slipstream.errors import SlipstreamError
+
+_STEP = "--trace resnet50 --cluster examples/clusters/10gbe.json"
 
 app = typer.Typer(
     name="slipstream",
@@ -32,6 +36,8 @@ app.command(epilog="Example: slipstream export runs/mine --output weights.safete
 app.command(epilog="Example: slipstream report runs/mine")(report)
 app.command(epilog="Example: slipstream probe --nodes 2 --per-node 2 --output cluster.json")(probe)
 app.command(epilog="Example: slipstream profile fashion --output trace.json")(profile)
+app.command(epilog=f"Example: slipstream plan {_STEP}")(plan)
+app.command(epilog=f"Example: slipstream simulate {_STEP} --nodes 4,16,64")(simulate)
 app.command(
     epilog="Example: slipstream lab --nodes 4 --rate 1gbit -- slipstream train digits",
     # Options behind the first word of the command are the command's, with or without "--".

@@ -78,6 +78,7 @@ def _draw(times: Axes, shares: Axes, rows: Sequence[ScalingRow], planner: str, m
 def _number_of_nodes(axes: Axes, counts: Sequence[int]) -> None:
     axes.set_xlabel("nodes")
     axes.set_xscale("log", base=2)
-    axes.set_xticks(counts, [str(count) for count in counts])
+    size = "medium" if len(counts) <= 10 else "x-small"
+    axes.set_xticks(counts, [str(count) for count in counts], fontsize=size)
     axes.set_xticks([], minor=True)
     axes.grid(alpha=0.3)

@@ -57,7 +57,7 @@ class PlannerChoice:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What planners may use; see `plan.plan_step`. max_bucket_bytes concerns the exact ones."""
+    """What planners may use; see `plan_step`, which refuses limits that a planner cannot keep."""
 
     tolerance: float = DEFAULT_TOLERANCE
     wires: Sequence[Wire] = ("float32",)
@@ -66,13 +66,12 @@ class Allowed:
 
     def plan(self, planner: PlannerChoice, trace: Trace, costs: Costs) -> Plan:
         """A plan by this planner. Raises what `plan.plan_step` raises."""
-        exact = planner.name in ("optimal", "pipelined")
         return plan_step(
             planner.name,
             trace,
             costs,
             tolerance=self.tolerance,
-            max_bucket_bytes=self.max_bucket_bytes if exact else None,
+            max_bucket_bytes=self.max_bucket_bytes,
             allow=self.wires,
             collectives=self.collectives,
             **planner.options,

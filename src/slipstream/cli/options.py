@@ -1,0 +1,41 @@
+"""Options that ``slipstream plan`` and ``slipstream simulate`` share, and those that vary steps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+TraceOption = Annotated[
+    str, typer.Option(metavar="NAME|FILE", help="A shipped trace (resnet50, ...) or a trace file.")
+]
+ClusterOption = Annotated[
+    Path, typer.Option(metavar="FILE", help="The cluster: its measured costs, its links, or both.")
+]
+ToleranceOption = Annotated[
+    float, typer.Option(min=0, help="How far from the optimum a plan with fewer buckets may be.")
+]
+CollectiveOption = Annotated[
+    list[str] | None,
+    typer.Option(help="What buckets may use; repeat for several.  [default: native]"),
+]
+WireOption = Annotated[
+    list[str] | None,
+    typer.Option(help="What may travel: float32, bfloat16, float16; repeat.  [default: float32]"),
+]
+JitterOption = Annotated[
+    float, typer.Option(min=0, help="Spread of a rank's computation from step to step, as 0.05.")
+]
+StragglersOption = Annotated[
+    str,
+    typer.Option(
+        metavar="SHARE[xFACTOR]",
+        help="How often a rank straggles, and how many times slower it is then: 0.001x3.",
+    ),
+]
+NetworkJitterOption = Annotated[
+    float, typer.Option(min=0, help="Spread of a bucket's time on the network, as 0.1.")
+]
+StepsOption = Annotated[int, typer.Option(min=1, help="How many steps are drawn.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="The same seed draws the same steps.")]

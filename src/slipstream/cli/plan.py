@@ -1,0 +1,140 @@
+"""``slipstream plan``: which gradients should travel together, why, and how the step will go."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.options import (
+    ClusterOption,
+    CollectiveOption,
+    ToleranceOption,
+    TraceOption,
+    WireOption,
+)
+from slipstream.cli.output import print_document
+from slipstream.cli.tables import table, warn
+
+if TYPE_CHECKING:
+    from slipstream.plan import Explanation, Plan
+    from slipstream.simulate import StepSimulation
+
+MOST_REASONS = 40
+"""More buckets than this are explained only in part; --json has them all."""
+
+
+def plan(
+    trace: TraceOption,
+    cluster: ClusterOption,
+    planner: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE,...]",
+            help="optimal, pipelined, mgwfbp, ddp, fixed, single or wfbp.",
+        ),
+    ] = "optimal",
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="So many nodes instead of the cluster file's.")
+    ] = None,
+    tolerance: ToleranceOption = 0.005,
+    max_bucket_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Limit of a bucket, for optimal and pipelined.")
+    ] = None,
+    collective: CollectiveOption = None,
+    wire: WireOption = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the plan for training to read.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print plan and reasons as JSON, alone on stdout.")
+    ] = False,
+) -> None:
+    """Plan the communication of a step, and explain the plan.
+
+    Prints the buckets in the order in which they travel: what hides each one's journey, and what
+    one more merge would cost; then the predicted step beside what no plan can beat.
+    """
+    from slipstream.cli.predicting import allowed_of, read_costs
+    from slipstream.plan import explain
+    from slipstream.simulate import PlannerChoice, load_trace, simulate_step
+
+    recorded = load_trace(trace)
+    costs = read_costs(cluster, nodes)
+    allowed = allowed_of(tolerance, wire, collective, max_bucket_bytes)
+    choice = PlannerChoice.parse(planner)
+    made = allowed.plan(choice, recorded, costs)
+    reasons = explain(made, recorded, costs, allow=allowed.wires, collectives=allowed.collectives)
+    if output is not None:
+        made.save(output)
+    warn(recorded.warnings())
+    if as_json:
+        document = _document(made, reasons, recorded.warnings())
+        print_document(document, sys.stdout)
+    else:
+        _show(made, reasons, simulate_step(recorded, costs, made), str(choice))
+        if output is not None:
+            print(f"\nplan written to {output}")
+
+
+def _document(made: Plan, reasons: Explanation, warnings: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "plan": made.model_dump(mode="json"),
+        "step_seconds": reasons.timing.step_seconds,
+        "exposed_seconds": reasons.timing.exposed_seconds,
+        "lower_bounds": [asdict(bound) for bound in reasons.bounds],
+        "distance_to_lower_bound": reasons.distance,
+        "unmerged_step_seconds": reasons.unmerged_step_seconds,
+        "single_step_seconds": reasons.single_step_seconds,
+        "buckets": [
+            {
+                **{k: v for k, v in vars(reason).items() if k not in ("bucket", "timing")},
+                **asdict(reason.timing),
+                "text": str(reason),
+            }
+            for reason in reasons.buckets
+        ],
+        "summary": reasons.summary(),
+        "warnings": list(warnings),
+    }
+
+
+def _show(made: Plan, reasons: Explanation, step: StepSimulation, planner: str) -> None:
+    from slipstream.simulate import LEGEND, picture
+
+    buckets = reasons.buckets
+    count = "1 bucket" if len(buckets) == 1 else f"{len(buckets)} buckets"
+    print(f"{made.model} on {_shape(made)}, planner {planner}: {count}\n")
+    computation, channel = picture(step)
+    print(f"computation  {computation}\nchannel      {channel}\n             ({LEGEND})\n")
+    shown = buckets[:MOST_REASONS]
+    for reason in shown:
+        print(f"  {reason}")
+    if len(shown) < len(buckets):
+        print(f"  ... and {len(buckets) - len(shown)} more (--json has them all)")
+    print(f"\n{_bounds(reasons)}\n")
+    for sentence in reasons.summary():
+        print(f"  {sentence}")
+
+
+def _bounds(reasons: Explanation) -> str:
+    from slipstream.words import duration, percent
+
+    step = reasons.timing.step_seconds
+    rows = [("predicted step", duration(step), "", "")]
+    for bound in reversed(reasons.bounds):
+        above = percent(step / bound.step_seconds - 1)
+        rows.append((f"bound: {bound.kind}", duration(bound.step_seconds), above, bound.reason))
+    return table(("  ", "time", "step above it", "for"), rows, left=("  ", "for"))
+
+
+def _shape(made: Plan) -> str:
+    nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"
+    ranks = made.ranks_per_node
+    if isinstance(ranks, int):
+        each = " each" if made.nodes > 1 else ""
+        return f"{nodes} with {'1 rank' if ranks == 1 else f'{ranks} ranks'}{each}"
+    return f"{nodes} with {', '.join(map(str, ranks))} ranks"

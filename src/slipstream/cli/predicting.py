@@ -1,0 +1,108 @@
+"""What ``slipstream plan`` and ``slipstream simulate`` read their arguments with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from slipstream.costs import ClusterSpec, Costs, Wire
+from slipstream.errors import PlanError
+from slipstream.plan import Plan, explain
+from slipstream.simulate import Allowed, Scenario, Variation, cluster_of
+from slipstream.trace import Trace, parameters_sha256
+
+_WIRES: dict[str, Wire] = {
+    "float32": "float32",
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+}
+
+
+def read_costs(path: Path, nodes: int | None = None) -> Costs:
+    """The costs of a cluster file, or those on `nodes` such nodes.
+
+    Raises CostError where the file is damaged, or has no links for that many nodes.
+    """
+    costs = Costs.of(ClusterSpec.load(path))
+    return costs if nodes is None else costs.at(cluster_of(costs, nodes))
+
+
+def stored_scenarios(
+    path: Path, trace: Trace, costs: Costs, counts: Sequence[int]
+) -> list[Scenario]:
+    """A plan file on so many nodes, each of which it must have been made for.
+
+    Raises PlanError, naming the file, where it is damaged or made for another model or cluster.
+    """
+    plan = Plan.load(path)
+    digest = trace.parameters_sha256 or parameters_sha256(trace.gradients)
+    found = []
+    for nodes in counts:
+        there = costs.at(cluster_of(costs, nodes))
+        try:
+            plan.check_made_for(trace.model, digest, there.cluster)
+            plan.check_covers(trace.gradients)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from error
+        # The bound that stands in the file belongs to the costs of the day when it was made.
+        bound = explain(plan, trace, there).bounds[-1].step_seconds
+        fresh = plan.model_copy(update={"lower_bound_seconds": bound})
+        found.append(Scenario(f"{path.name} ({plan.planner})", there, fresh))
+    return found
+
+
+def allowed_of(
+    tolerance: float,
+    wires: Sequence[str] | None,
+    collectives: Sequence[str] | None,
+    max_bucket_bytes: int | None = None,
+) -> Allowed:
+    """What planners may use. Raises typer's BadParameter for a wire that there is not."""
+    for wire in wires or ():
+        if wire not in _WIRES:
+            raise typer.BadParameter(f"there is no wire {wire!r}; there are {', '.join(_WIRES)}")
+    return Allowed(
+        tolerance=tolerance,
+        wires=[_WIRES[wire] for wire in wires or ("float32",)],
+        collectives=collectives or ("native",),
+        max_bucket_bytes=max_bucket_bytes,
+    )
+
+
+def node_counts(text: str) -> list[int]:
+    """From "4,16,64". Raises typer's BadParameter for anything else than numbers of 1 or more."""
+    counts = []
+    for part in text.split(","):
+        if not part.strip().isdecimal() or not 1 <= int(part) <= 2**20:
+            raise typer.BadParameter(
+                f"{part.strip()!r} in {text!r} is no number of nodes; write --nodes 4,16,64"
+            )
+        counts.append(int(part))
+    return list(dict.fromkeys(counts))
+
+
+def variation_of(
+    jitter: float, stragglers: str, network_jitter: float, steps: int, seed: int
+) -> Variation | None:
+    """How steps differ, or None where they do not.
+
+    Raises typer's BadParameter where `stragglers` is not SHARE or SHARExFACTOR, SlipstreamError
+    where a number is out of range.
+    """
+    share, _, factor = stragglers.partition("x")
+    try:
+        found = Variation(
+            compute_jitter=jitter,
+            straggler_share=float(share),
+            straggler_slowdown=float(factor or 2),
+            network_jitter=network_jitter,
+            num_steps=steps,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(
+            f"--stragglers {stragglers!r} is no share with a factor; write 0.001x3"
+        ) from error
+    return found if found.varies else None
