@@ -23,7 +23,7 @@ import psutil
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "benchmarks.md"
-SCRIPTS = ("engine_vs_ddp", "train_fashion", "help_latency")
+SCRIPTS = ("engine_vs_ddp", "train_fashion", "help_latency", "simulate_speed")
 
 
 def machine() -> str:
