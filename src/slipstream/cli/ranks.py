@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
@@ -36,11 +38,15 @@ def as_rank(work: Callable[[], Result], rank: int) -> Result:
 
 def _leave_failed(error: Exception, rank: int) -> NoReturn:
     """Say what ended this rank, to the user and to its starter, and end the process."""
-    from slipstream.train.launch.failure import write_error
-
-    write_error(error)
+    # Another rank that ended with the same error makes torchrun end this one: not before it has
+    # spoken. It leaves by itself in a moment.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not isinstance(error, SlipstreamError):
         traceback.print_exception(error)
     print(f"slipstream: rank {rank}: {error}", file=sys.stderr, flush=True)
+    from slipstream.train.launch.failure import write_error
+
+    write_error(error)
     # Threads that still wait for a peer would keep a failed rank, and so the job, alive.
     os._exit(1)
