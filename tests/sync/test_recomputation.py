@@ -170,16 +170,19 @@ def test_a_parameter_used_outside_and_inside_a_reentrant_segment() -> None:
             assert_matches(seen, reference(step))
 
 
+class Fragile(torch.autograd.Function):
+    """Its backward fails, as users' own functions may."""
+
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+        raise ValueError("the user's own")
+
+
 def test_an_error_inside_backward_leaves_the_engine_usable_if_nothing_was_sent() -> None:
-    class Fragile(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
-            raise ValueError("the user's own")
-
     model = mlp()
     sync = GradientSync(model, plan="single")
     with pytest.raises(ValueError, match="the user's own"):
@@ -196,15 +199,6 @@ def test_an_error_inside_backward_leaves_the_engine_usable_if_nothing_was_sent()
 
 
 def test_an_error_inside_backward_after_a_bucket_went_out_is_final() -> None:
-    class Fragile(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
-            raise ValueError("the user's own")
-
     model = mlp()
     sync = GradientSync(model, plan="wfbp")
     with pytest.raises(ValueError, match="the user's own"):

@@ -49,9 +49,13 @@ def test_the_starter_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "error.json").is_file()
 
 
-def test_without_a_starter_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_starter_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    monkeypatch.chdir(tmp_path)
     write_error(DataError("damaged"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"message": "elsewhere"}'])
