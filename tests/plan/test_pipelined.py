@@ -37,6 +37,12 @@ def test_no_other_boundaries_give_a_shorter_step(trace: Trace, half: Curve) -> N
     assert len(plan.gather) == min(in_time), "the fewest of the best"
 
 
+def test_a_step_without_elements_still_counts_its_update() -> None:
+    trace = step_of([0, 0], update_seconds=1.0, forward_seconds=0.5)
+    plan = plan_step("pipelined", trace, costs_of(Line(0.0, 0.0)))
+    assert plan.predicted_step_seconds == pytest.approx(trace.compute_seconds)
+
+
 @given(steps(most=7), lines)
 def test_halves_may_differ_and_the_backward_is_that_of_an_optimal_plan(
     trace: Trace, line: Line

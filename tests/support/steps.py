@@ -77,7 +77,7 @@ def forward_end(trace: Trace, buckets: Sequence[Sequence[str]], half: Curve) -> 
     for _, gradient in order:
         needed = gradient.needed_seconds or 0.0
         now = max(now + needed - done, arrival[gradient.name])
-        now += trace.update_seconds * (sizes[gradient.name] / total if total else 0.0)
+        now += trace.update_seconds * (sizes[gradient.name] / total if total else 1 / len(order))
         done = needed
     return now + trace.forward_seconds - done
 

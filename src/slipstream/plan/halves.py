@@ -78,7 +78,8 @@ def forward_half(trace: Trace) -> Half:
     total, later, ready = trace.bytes, 0, []
     for before_end, _, gradient in known:
         later += gradient.bytes
-        updates = trace.update_seconds * (later / total) if total else 0.0
-        ready.append(before_end + updates)
+        # Parameters without elements: any share is right as long as the update is counted.
+        share = later / total if total else (len(ready) + 1) / len(known)
+        ready.append(before_end + trace.update_seconds * share)
     undelayed = trace.input_seconds + trace.forward_seconds + trace.update_seconds
     return Half([gradient for _, _, gradient in known], ready, undelayed)
