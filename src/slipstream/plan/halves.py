@@ -75,7 +75,8 @@ def forward_half(trace: Trace) -> Half:
             )
         known.append((trace.forward_seconds - gradient.needed_seconds, index, gradient))
     known.sort(key=lambda entry: entry[:2])
-    total, later, ready = trace.bytes, 0, []
+    total, later = trace.bytes, 0
+    ready: list[float] = []
     for before_end, _, gradient in known:
         later += gradient.bytes
         # Parameters without elements: any share is right as long as the update is counted.

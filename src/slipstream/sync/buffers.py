@@ -27,6 +27,8 @@ class Slot:
     view: the part of the bucket that holds it, with the agreed strides; stride: those strides. The
     view itself is never given away, as Module.to() changes the very tensor object that `p.grad` is:
     `lend` hands out an alias, and `holds` tells by the memory whether a gradient still is one.
+    alias: one made beforehand, as making it in a hook, where caches are cold, takes ten times as
+    long; address: of the view's memory.
     contributed: its hook fired in this round; kept: it holds gradient that was accumulated without
     synchronising and waits for the next round; copy_back: the parameter's layout is not the agreed
     one, so that its gradient is a tensor of its own and gets the average copied back.
@@ -36,6 +38,8 @@ class Slot:
     """
 
     __slots__ = (
+        "address",
+        "alias",
         "buffer",
         "contributed",
         "copy_back",
@@ -56,6 +60,8 @@ class Slot:
         self.param = param
         self.buffer = buffer
         self.view: torch.Tensor
+        self.alias: torch.Tensor | None = None
+        self.address = 0
         self.flag: torch.Tensor
         self.stride: Strides
         self.contributed = False
@@ -71,18 +77,19 @@ class Slot:
 
         Replaces `param.grad`.
         """
-        if self.param.stride() == self.stride:
-            self.param.grad = self.view.detach()
-        else:
+        if self.param.stride() != self.stride:
             self.param.grad = torch.empty_like(self.param).copy_(self.view)
+            return
+        alias, self.alias = self.alias, None
+        self.param.grad = self.view.detach() if alias is None else alias
 
     def holds(self, gradient: torch.Tensor) -> bool:
         """Whether `gradient` is the view's memory in the view's form."""
         view = self.view
         return (
             gradient.layout is view.layout
+            and gradient.data_ptr() == self.address
             and gradient.dtype is view.dtype
-            and gradient.data_ptr() == view.data_ptr()
             and gradient.stride() == view.stride()
             and gradient.is_conj() == view.is_conj()
         )
@@ -119,6 +126,7 @@ class BucketBuffer:
             slot = Slot(name, param, self)
             slot.view = _view(self.flat[start : start + width], param, strides[name])
             slot.stride = slot.view.stride()
+            slot.address = slot.view.data_ptr()
             slot.flag = self.flags[position]
             self.slots.append(slot)
             start += width
@@ -133,6 +141,8 @@ class BucketBuffer:
             slot.copy_back = False
             slot.divided = False
             slot.saved = None
+            if slot.alias is None:
+                slot.alias = slot.view.detach()
 
 
 def agreed_strides(param: torch.Tensor) -> Strides:

@@ -54,8 +54,7 @@ class Reducer:
         self._collective = collective
         self._channel = channel
         self._world_size = world_size
-        is_power_of_two = world_size & (world_size - 1) == 0
-        self._reciprocal = 1 / world_size if is_power_of_two else None
+        self._divisors = _Divisors(world_size)
         self._check_finite = check_finite
 
     @property
@@ -155,34 +154,27 @@ class Reducer:
         Division rides along with the copy, which costs nothing; a pass of its own over the sums
         would cost as much as the copy.
         """
+        # Runs once per parameter with cold caches, where each call and attribute counts. No
+        # torch.no_grad(): autograd is off inside its own hooks.
         param, view = slot.param, slot.view
         grad = param.grad
         if grad is None or slot.holds(grad):
             return
-        if grad.requires_grad:
-            raise UnsupportedModel(
-                f"The gradient of {slot.name!r} was made with create_graph=True; averages over "
-                "ranks are not differentiable. Use torch.autograd.grad for higher-order terms and "
-                "keep the final backward plain."
-            )
-        if grad.dtype != view.dtype:
-            raise UnsupportedModel(
-                f"Parameter {slot.name!r} changed its dtype to {grad.dtype} after GradientSync was "
-                "made; close it and make another after converting the model."
-            )
-        # no torch.no_grad() here: autograd is off inside its own hooks, and this runs per parameter
+        if grad.requires_grad or grad.dtype is not view.dtype:
+            raise _unusable(slot, grad)
         is_sparse = grad.layout is not torch.strided
         if is_sparse:
             _warn_sparse(slot)
             grad = grad.to_dense()
-        slot.divided = divide and slot.buffer.divides_first
-        if slot.divided:
-            self._divide(grad, out=view)
+        if divide and slot.buffer.divides_first:
+            self._divisors.divide(grad, out=view)
+            slot.divided = True
         else:
             view.copy_(grad)
-        if is_sparse or param.stride() == slot.stride:
-            slot.lend()
+            slot.divided = False
         slot.copy_back = param.stride() != slot.stride
+        if not slot.copy_back or is_sparse:
+            slot.lend()
 
     def _again(self, slot: Slot) -> None:
         """A second gradient in one round, after its bucket may have gone out without it."""
@@ -228,16 +220,6 @@ class Reducer:
             else:
                 slot.view.copy_(grad)
 
-    def _divide(self, source: torch.Tensor, *, out: torch.Tensor) -> None:
-        """Divides by the number of ranks; by a multiplication where that gives the same bits.
-
-        A division takes several times as long as the memory that it reads.
-        """
-        if self._reciprocal is None:
-            torch.div(source, self._world_size, out=out)
-        else:
-            torch.mul(source, self._reciprocal, out=out)
-
     def _send_ready(self) -> None:
         while self._next < len(self.buffers) and self.buffers[self._next].missing == 0:
             self._send(self.buffers[self._next])
@@ -248,7 +230,7 @@ class Reducer:
             with torch.no_grad():
                 for slot in buffer.slots:
                     if not slot.divided:
-                        self._divide(slot.view, out=slot.view)
+                        self._divisors.divide(slot.view, out=slot.view)
                         slot.divided = True
         if self._check_finite:
             buffer.local_flags = buffer.flags.clone()
@@ -271,6 +253,42 @@ class Reducer:
         """Whether the user dropped the gradients while they were in flight (GANs do)."""
         took_part = [slot for slot in self.slots.values() if slot.contributed]
         return bool(took_part) and all(slot.param.grad is None for slot in took_part)
+
+
+class _Divisors:
+    """Divides by the number of ranks; by a multiplication where that gives the same bits.
+
+    A division takes several times as long as the memory that it reads, and a number in Python is
+    made a tensor of the right dtype at every use, which in a hook, where nothing of it is in the
+    processor's caches, takes longer than dividing a bias. So the factors are tensors.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        is_power_of_two = world_size & (world_size - 1) == 0
+        self._apply = torch.mul if is_power_of_two else torch.div
+        self._operand = 1 / world_size if is_power_of_two else world_size
+        self._operands: dict[torch.dtype, torch.Tensor] = {}
+
+    def divide(self, source: torch.Tensor, *, out: torch.Tensor) -> None:
+        """Overwrites `out` with source / number of ranks; both have one dtype and shape."""
+        operand = self._operands.get(out.dtype)
+        if operand is None:
+            operand = torch.tensor(self._operand, dtype=out.dtype)
+            self._operands[out.dtype] = operand
+        self._apply(source, operand, out=out)
+
+
+def _unusable(slot: Slot, grad: torch.Tensor) -> UnsupportedModel:
+    if grad.requires_grad:
+        return UnsupportedModel(
+            f"The gradient of {slot.name!r} was made with create_graph=True; averages over "
+            "ranks are not differentiable. Use torch.autograd.grad for higher-order terms and "
+            "keep the final backward plain."
+        )
+    return UnsupportedModel(
+        f"Parameter {slot.name!r} changed its dtype to {grad.dtype} after GradientSync was "
+        "made; close it and make another after converting the model."
+    )
 
 
 def _warn_sparse(slot: Slot) -> None:

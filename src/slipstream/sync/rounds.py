@@ -104,23 +104,20 @@ class Rounds:
     def after_accumulate(self, name: str) -> None:
         """Takes the gradient that autograd has just added to this parameter's."""
         try:
-            self._take(name)
+            if self.broken is not None:
+                raise self.broken
+            task = current_task()
+            if task != self._last_task:
+                self._enter(task)
+            slot = self.reducer.slots[name]
+            if self.enabled:
+                self._keeper.saw(name)
+                self.reducer.ready(slot)
+            else:
+                self.reducer.keep(slot)
         except Exception as error:
             self._fail(error)
             raise
-
-    def _take(self, name: str) -> None:
-        if self.broken is not None:
-            raise self.broken
-        task = current_task()
-        if task != self._last_task:
-            self._enter(task)
-        slot = self.reducer.slots[name]
-        if self.enabled:
-            self._keeper.saw(name)
-            self.reducer.ready(slot)
-        else:
-            self.reducer.keep(slot)
 
     def _enter(self, task: int) -> None:
         """The first hook that fires in a graph task."""
