@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from slipstream.plan.baselines import PLANNERS, plan_buckets
     from slipstream.plan.bounds import LowerBound, lower_bounds
     from slipstream.plan.explanation import BucketReason, Explanation
+    from slipstream.plan.history import PlanHistory, PlannedStep
     from slipstream.plan.model import Bucket, Gradient, Plan
     from slipstream.plan.planners import PLANNER_NAMES, plan_step
     from slipstream.plan.reasons import explain
@@ -27,6 +28,8 @@ _HOME = {
     "Gradient": "model",
     "LowerBound": "bounds",
     "Plan": "model",
+    "PlanHistory": "history",
+    "PlannedStep": "history",
     "StepTiming": "timing",
     "explain": "reasons",
     "lower_bounds": "bounds",
@@ -45,6 +48,8 @@ __all__ = [
     "Gradient",
     "LowerBound",
     "Plan",
+    "PlanHistory",
+    "PlannedStep",
     "StepTiming",
     "explain",
     "lower_bounds",

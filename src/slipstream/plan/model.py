@@ -102,6 +102,10 @@ class Plan(Document):
         text = self.model_dump_json(include={"reduce", "gather", "wait"})
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def travels_like(self, other: Plan) -> bool:
+        """Whether both plans have the same buckets in the same order, whoever made them."""
+        return (self.reduce, self.gather) == (other.reduce, other.gather)
+
     def check_covers(self, gradients: Sequence[Sized]) -> None:
         """Raises PlanError unless every gradient stands in exactly one bucket, with its dtype.
 

@@ -16,8 +16,8 @@ from slipstream.cluster import Cluster
 from slipstream.comm import Alone, Native
 from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
-from slipstream.errors import SlipstreamError
-from slipstream.plan import Plan
+from slipstream.errors import RanksDiffer, SlipstreamError
+from slipstream.plan import Plan, PlanHistory
 from slipstream.sync import registry
 from slipstream.sync.buffers import in_layout
 from slipstream.sync.channel import channel_for
@@ -59,6 +59,10 @@ class GradientSync:
       check_finite: lets `nonfinite` tell where infinite or NaN gradients began (one more read of
         every gradient).
       cluster: the ranks' nodes, for the plan's record; None means one node.
+      model_name: for the plan's record; None takes the name of the model's class.
+      recorded, first_step: the plans of an earlier run of this training, and how many synchronised
+        backwards it has behind it: they are in force again at their steps, so that training goes
+        on bit for bit. Nothing is learnt until other parameters become trainable.
       ignore: names of parameters and buffers that stay the rank's own.
 
     Raises RanksDiffer on every rank when models or settings differ, UnsupportedModel for sharded,
@@ -77,6 +81,9 @@ class GradientSync:
         timeout_seconds: float = 600.0,
         check_finite: bool = False,
         cluster: Cluster | None = None,
+        model_name: str | None = None,
+        recorded: PlanHistory | None = None,
+        first_step: int = 0,
         ignore: Collection[str] = (),
     ) -> None:
         registry.make_way(model)
@@ -89,8 +96,16 @@ class GradientSync:
         self._timeout_seconds = timeout_seconds
         self._check_finite = check_finite
         self._peers = Peers(self._group, store, timeout_seconds, device)
-        keeper = PlanKeeper(plan, plan_options or {}, cluster or Cluster((self.world_size,)))
-        settings = [keeper.describe(), f"check_finite={check_finite}", sorted(self._ignore)]
+        self._cluster = cluster or Cluster((self.world_size,))
+        self._keeper = PlanKeeper(
+            plan,
+            plan_options or {},
+            self._cluster,
+            model=model_name or type(getattr(model, "_orig_mod", model)).__name__,
+            recorded=recorded,
+            first_step=first_step,
+        )
+        settings = [*self._settings(), f"check_finite={check_finite}", sorted(self._ignore)]
         self._strides = agree_on_model(self._params, settings, self._peers)
         tensors: dict[str, torch.Tensor] = {**self._params, **self._buffers()}
         self._peers.broadcast(tensors, "broadcasting rank 0's parameters and buffers")
@@ -104,7 +119,7 @@ class GradientSync:
             timeout_seconds=timeout_seconds,
             check_finite=check_finite,
         )
-        self._rounds = Rounds(means, keeper)
+        self._rounds = Rounds(means, self._keeper)
         self._closed = False
         self._handles: list[Any] = register_hooks(self._params, self._rounds)
         registry.keep(model, self)
@@ -127,8 +142,49 @@ class GradientSync:
     @property
     def plan(self) -> Plan:
         """The plan of the next backward. A named planner's changes once, after the first step."""
-        wait = "update" if self._rounds.wait_for_update else "backward"
-        return self._rounds.plan.model_copy(update={"wait": wait})
+        return self._with_wait(self._rounds.plan)
+
+    @property
+    def history(self) -> PlanHistory:
+        """Every plan with the step from which on it was in force; steps are synchronised backwards.
+
+        The last ones may lie ahead: that of the next backward, and what `recorded` holds.
+        """
+        history = self._keeper.history
+        return PlanHistory(
+            plans=tuple(
+                entry.model_copy(update={"plan": self._with_wait(entry.plan)})
+                for entry in history.plans
+            )
+        )
+
+    @property
+    def plans(self) -> list[tuple[int, Plan]]:
+        """The steps and plans of `history`."""
+        return [(entry.step, entry.plan) for entry in self.history.plans]
+
+    def use_plan(self, plan: Plan, reason: str = "") -> None:
+        """The next backward starts with this plan. All ranks call it alike, between two steps.
+
+        Waits for averages in flight. reason: for `history`. Raises SlipstreamError inside a
+        backward and while gradient is accumulated that no backward has averaged, RanksDiffer when
+        ranks have different plans, PlanError for one that does not fit.
+        """
+        self.wait()
+        reducer = self._rounds.reducer
+        if reducer.in_flight or any(slot.kept for slot in reducer.slots.values()):
+            raise SlipstreamError(
+                "A plan can change between two steps only: let the backward end, and average what "
+                "was accumulated under no_sync(), before use_plan()."
+            )
+        prints = self._peers.gather(plan.fingerprint(), "agreeing on a new plan")
+        for rank, theirs in enumerate(prints):
+            if theirs != prints[0]:
+                raise RanksDiffer(
+                    f"Ranks differ: use_plan was given the plan {prints[0][:16]} on rank 0 and "
+                    f"{theirs[:16]} on rank {rank}. Give every rank the same plan."
+                )
+        self._keeper.use(plan, self._params, reason)
 
     @property
     def timeline(self) -> StepTimeline:
@@ -246,6 +302,14 @@ class GradientSync:
         self._channel.close(self._timeout_seconds)
         if self._owns_group and self._group is not None:
             destroy_group(self._group)
+
+    def _settings(self) -> list[Any]:
+        """What decides about plans; ranks compare it, one entry after the other."""
+        return [self._keeper.describe()]
+
+    def _with_wait(self, plan: Plan) -> Plan:
+        wait = "update" if self._rounds.wait_for_update else "backward"
+        return plan.model_copy(update={"wait": wait})
 
     def _set_enabled(self, enabled: bool) -> None:
         self._rounds.enabled = enabled
