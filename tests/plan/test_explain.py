@@ -38,6 +38,8 @@ def test_the_parts_add_up(trace: Trace, planner: str, line: Line) -> None:
     assert why.timing == time_step(trace, costs_of(line), plan)
     assert why.bounds[-1].step_seconds == plan.lower_bound_seconds
     assert why.distance >= -1e-12
+    others = (why.timing.step_seconds, why.unmerged_step_seconds, why.single_step_seconds)
+    assert why.best_step_seconds <= min(others)
 
 
 @given(steps(dtypes=("float32", "float64")), planners, lines)
@@ -105,9 +107,25 @@ def test_regimes_in_which_merging_cannot_help_are_named() -> None:
     assert "Merging gains next to nothing here" in swamped
     fast = summary("optimal", Line(1e-6, 1e-12))
     assert "The computation is the limit: communication is hidden." in fast
-    slow_start = summary("optimal", Line(2e-3, 1e-9))
-    assert "Merging gains next to nothing" not in slow_start
-    assert "the limit" not in slow_start
+    for planner in ("optimal", "wfbp"):
+        slow_start = summary(planner, Line(2e-3, 1e-9))
+        assert "Merging gains next to nothing" not in slow_start
+        assert "the limit" not in slow_start
+    for planner in ("wfbp", "single"):
+        assert "Merging gains next to nothing" in summary(planner, Line(0.0, 1e-9))
+    assert "larger batch a rank or pipeline." in swamped
+    assert "send fewer bytes or use a larger batch a rank." in summary("pipelined", Line(0.0, 1.0))
+
+
+def test_a_plan_that_is_not_the_best_is_told_what_the_best_would_take() -> None:
+    trace, costs = step_of([250] * 4, gap_seconds=1e-3), costs_of(Line(2e-3, 1e-9))
+    why = explain(plan_step("wfbp", trace, costs), trace, costs)
+    steps = (why.timing.step_seconds, why.best_step_seconds)
+    assert steps == pytest.approx((9.004e-3, 6.003e-3))
+    best = "The best buckets would take 6.00 ms; this plan is 50.0 % above them."
+    assert best in why.summary()
+    exact = explain(plan_step("optimal", trace, costs), trace, costs)
+    assert "The best buckets" not in " ".join(exact.summary())
 
 
 def test_an_earlier_end_by_merging_is_called_earlier() -> None:

@@ -1,4 +1,4 @@
-"""Options that ``slipstream plan`` and ``slipstream simulate`` share, and those that vary steps."""
+"""Options that several commands share: `train`, `profile` and `probe`; `plan` and `simulate`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+RecipeArgument = Annotated[
+    str | None,
+    typer.Argument(help="A shipped recipe (fashion, digits) or a TOML file.  [default: fashion]"),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Change a field of the recipe."),
+]
+NodesOption = Annotated[
+    int | None, typer.Option(min=1, help="Nodes; logical ones where ranks start here.")
+]
+PerNodeOption = Annotated[int | None, typer.Option(min=1, help="Ranks of each node.")]
 
 TraceOption = Annotated[
     str, typer.Option(metavar="NAME|FILE", help="A shipped trace (resnet50, ...) or a trace file.")

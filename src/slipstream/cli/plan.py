@@ -89,6 +89,7 @@ def _document(made: Plan, reasons: Explanation, warnings: tuple[str, ...]) -> di
         "distance_to_lower_bound": reasons.distance,
         "unmerged_step_seconds": reasons.unmerged_step_seconds,
         "single_step_seconds": reasons.single_step_seconds,
+        "best_step_seconds": reasons.best_step_seconds,
         "buckets": [
             {
                 **{k: v for k, v in vars(reason).items() if k not in ("bucket", "timing")},

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli.options import NodesOption
+
 if TYPE_CHECKING:
     from slipstream.costs import ClusterSpec
 
 
 def probe(
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes; logical ones where ranks start here.")
-    ] = None,
+    nodes: NodesOption = None,
     per_node: Annotated[
         int | None, typer.Option(min=1, help="Ranks of each node.  [default: 2]")
     ] = None,

@@ -7,25 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli.options import NodesOption, PerNodeOption, RecipeArgument, SetOption
+
 if TYPE_CHECKING:
     from slipstream.trace import Trace
 
 
 def profile(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            help="A shipped recipe (fashion, digits) or a TOML file.  [default: fashion]"
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Change a field of the recipe."),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes; logical ones where ranks start here.")
-    ] = None,
-    per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of each node.")] = None,
+    recipe: RecipeArgument = None,
+    overrides: SetOption = None,
+    nodes: NodesOption = None,
+    per_node: PerNodeOption = None,
     steps: Annotated[
         int, typer.Option(min=1, max=10_000, help="Steps to record, after two for warming up.")
     ] = 20,

@@ -8,25 +8,16 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.options import NodesOption, PerNodeOption, RecipeArgument, SetOption
 from slipstream.cli.output import print_document, print_summary, reserved_stdout
 from slipstream.cli.ranks import as_rank, on_own_ranks
 
 
 def train(
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            help="A shipped recipe (fashion, digits) or a TOML file.  [default: fashion]"
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="TABLE.FIELD=VALUE", help="Change a field of the recipe."),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes; logical ones where ranks start here.")
-    ] = None,
-    per_node: Annotated[int | None, typer.Option(min=1, help="Ranks of each node.")] = None,
+    recipe: RecipeArgument = None,
+    overrides: SetOption = None,
+    nodes: NodesOption = None,
+    per_node: PerNodeOption = None,
     run_folder: Annotated[
         Path | None,
         typer.Option(help="Folder of the run; must be new.  [default: runs/RECIPE-TIME]"),

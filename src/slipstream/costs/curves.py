@@ -6,6 +6,7 @@ sizes and arrays, bit for bit the same, so planners may mix the two.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,11 +45,8 @@ class Curve(Protocol):
 
 
 @dataclass(frozen=True)
-class Line:
-    """T(M) = a + b M: startup a in seconds, b in seconds per byte.
-
-    Raises CostError where either is negative or not finite.
-    """
+class _StartupAndRate(ABC):
+    """Startup a in seconds and b in seconds per byte, neither of them negative."""
 
     startup_seconds: float
     seconds_per_byte: float
@@ -58,13 +56,9 @@ class Line:
             if not (isfinite(value) and value >= 0):
                 raise CostError(f"A line of costs cannot have {value} s: finite, and 0 or more.")
 
+    @abstractmethod
     def seconds(self, num_bytes: float) -> float:
         """The seconds that a bucket of `num_bytes` takes."""
-        return self.startup_seconds + self.seconds_per_byte * num_bytes
-
-    def seconds_of(self, num_bytes: ArrayLike) -> Floats:
-        """The same for an array of sizes."""
-        return self.startup_seconds + self.seconds_per_byte * np.asarray(num_bytes, np.float64)
 
     @property
     def is_monotone(self) -> bool:
@@ -76,18 +70,26 @@ class Line:
         return self.seconds(max_bytes) / max_bytes
 
 
-@dataclass(frozen=True)
-class Floor:
-    """T(M) = max(a, b M): flat while startup rules, then a rate; a in seconds, b in seconds a byte.
+class Line(_StartupAndRate):
+    """T(M) = a + b M: startup a in seconds, b in seconds per byte.
 
     Raises CostError where either is negative or not finite.
     """
 
-    startup_seconds: float
-    seconds_per_byte: float
+    def seconds(self, num_bytes: float) -> float:
+        """The seconds that a bucket of `num_bytes` takes."""
+        return self.startup_seconds + self.seconds_per_byte * num_bytes
 
-    def __post_init__(self) -> None:
-        Line(self.startup_seconds, self.seconds_per_byte)
+    def seconds_of(self, num_bytes: ArrayLike) -> Floats:
+        """The same for an array of sizes."""
+        return self.startup_seconds + self.seconds_per_byte * np.asarray(num_bytes, np.float64)
+
+
+class Floor(_StartupAndRate):
+    """T(M) = max(a, b M): flat while startup rules, then a rate; a in seconds, b in seconds a byte.
+
+    Raises CostError where either is negative or not finite.
+    """
 
     def seconds(self, num_bytes: float) -> float:
         """The seconds that a bucket of `num_bytes` takes."""
@@ -97,15 +99,6 @@ class Floor:
         """The same for an array of sizes."""
         rates: Floats = self.seconds_per_byte * np.asarray(num_bytes, np.float64)
         return np.maximum(self.startup_seconds, rates)
-
-    @property
-    def is_monotone(self) -> bool:
-        """Always: neither number is negative."""
-        return True
-
-    def least_seconds_per_byte(self, max_bytes: float) -> float:
-        """T(M) / M is least for the largest M."""
-        return self.seconds(max_bytes) / max_bytes
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Works out the explanation of a plan; `explain.py` says what it holds."""
+"""Works out the explanation of a plan; `explanation.py` says what it holds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from slipstream.plan.cutting import as_buckets
 from slipstream.plan.explanation import BucketReason, Explanation
 from slipstream.plan.halves import Half, backward_half, charged_bytes, forward_half
 from slipstream.plan.model import Bucket, Plan
+from slipstream.plan.planners import plan_step
 from slipstream.plan.timing import BucketTiming, time_step
 from slipstream.trace import Trace, TraceGradient
 
@@ -48,12 +49,22 @@ def explain(
         time_step(trace, costs, _recut(plan, trace, merged, choices, gather_choices)).step_seconds
         for merged in (False, True)
     )
+    exact = plan_step(
+        "optimal" if plan.gather is None else "pipelined",
+        trace,
+        costs,
+        tolerance=0.0,
+        allow=allow,
+        collectives=collectives,
+    )
+    best = time_step(trace, costs, exact.model_copy(update={"wait": plan.wait})).step_seconds
     return Explanation(
         timing=timing,
         bounds=tuple(sorted(bounds, key=lambda bound: bound.step_seconds)),
         buckets=tuple(buckets),
         unmerged_step_seconds=unmerged,
         single_step_seconds=single,
+        best_step_seconds=min(best, timing.step_seconds, unmerged, single),
     )
 
 

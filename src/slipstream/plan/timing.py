@@ -69,12 +69,13 @@ def bucket_seconds(
     buckets: Sequence[Bucket], trace: Trace, costs: Costs, operation: Operation
 ) -> list[float]:
     """What each bucket takes by its own collective and wire. Raises CostError, PlanError."""
-    by_name = {gradient.name: gradient for gradient in trace.gradients}
-    found = []
-    for bucket in buckets:
-        curve = costs.curve(bucket.collective, operation, bucket.wire)
-        found.append(curve.seconds(sum(charged_bytes(by_name[g]) for g in bucket.gradients)))
-    return found
+    charged = {gradient.name: charged_bytes(gradient) for gradient in trace.gradients}
+    ways = {(bucket.collective, bucket.wire) for bucket in buckets}
+    curves = {(name, wire): costs.curve(name, operation, wire) for name, wire in ways}
+    return [
+        curves[bucket.collective, bucket.wire].seconds(sum(charged[g] for g in bucket.gradients))
+        for bucket in buckets
+    ]
 
 
 def time_step(trace: Trace, costs: Costs, plan: Plan) -> StepTiming:
@@ -89,16 +90,18 @@ def time_step(trace: Trace, costs: Costs, plan: Plan) -> StepTiming:
     ready = [max(ready_at[name] for name in bucket.gradients) for bucket in plan.reduce]
     reduce = schedule(ready, bucket_seconds(plan.reduce, trace, costs, operation))
     reduced = max(trace.backward_seconds, reduce[-1].end_seconds)
+    gather = None
     if plan.gather is not None:
         gather, forward = _gathered(plan.gather, trace, costs)
         step = reduced + forward
-        return StepTiming(reduce, gather, step, max(0.0, step - trace.compute_seconds))
-    if plan.wait == "forward":
+    elif plan.wait == "forward":
         reduced = max(reduced, trace.backward_seconds + trace.input_seconds)
         step = trace.forward_seconds + reduced + trace.update_seconds
     else:
         step = trace.input_seconds + trace.forward_seconds + reduced + trace.update_seconds
-    return StepTiming(reduce, None, step, max(0.0, step - trace.compute_seconds))
+    # Adding the parts in another order may lose the last bit: no step is shorter than its parts.
+    step = max(step, trace.compute_seconds)
+    return StepTiming(reduce, gather, step, step - trace.compute_seconds)
 
 
 def _gathered(

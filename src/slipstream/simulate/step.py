@@ -91,9 +91,10 @@ def simulate_step(trace: Trace, costs: Costs, plan: Plan) -> StepSimulation:
     if plan.gather is not None and timing.gather is not None:
         spans, offset = _pipelined(trace, plan, timing)
     elif plan.wait == "forward":
-        spans, offset = _deferred(trace, timing), trace.forward_seconds
+        spans, offset = _one_after_the_other(trace, timing, True), trace.forward_seconds
     else:
-        spans, offset = _plain(trace, timing), trace.input_seconds + trace.forward_seconds
+        spans = _one_after_the_other(trace, timing, False)
+        offset = trace.input_seconds + trace.forward_seconds
     journeys = [
         *_journeys("gather", plan.gather or (), timing.gather or (), 0.0),
         *_journeys("reduce", plan.reduce, timing.reduce, offset),
@@ -130,30 +131,21 @@ def _journeys(
         )
 
 
-def _plain(trace: Trace, timing: StepTiming) -> list[Span]:
-    forward = trace.input_seconds + trace.forward_seconds
-    backward = forward + trace.backward_seconds
-    update = timing.step_seconds - trace.update_seconds
-    return [
-        Span("input", "input", 0.0, trace.input_seconds),
-        Span("forward", "forward", trace.input_seconds, forward),
-        Span("backward", "backward", forward, backward),
-        Span("wait", "wait for averages", backward, update),
-        Span("update", "update", update, timing.step_seconds),
+def _one_after_the_other(trace: Trace, timing: StepTiming, deferred: bool) -> list[Span]:
+    """The spans of a step without gathers; deferred: its update waits behind the next input."""
+    parts: list[tuple[ComputeRow, str, float]] = [
+        ("forward", "forward", trace.forward_seconds),
+        ("backward", "backward", trace.backward_seconds),
     ]
-
-
-def _deferred(trace: Trace, timing: StepTiming) -> list[Span]:
-    backward = trace.forward_seconds + trace.backward_seconds
-    ready = backward + trace.input_seconds
+    at, name = (2, "next input") if deferred else (0, "input")
+    parts.insert(at, ("input", name, trace.input_seconds))
+    now, spans = 0.0, list[Span]()
+    for row, name, seconds in parts:
+        spans.append(Span(row, name, now, now + seconds))
+        now += seconds
     update = timing.step_seconds - trace.update_seconds
-    return [
-        Span("forward", "forward", 0.0, trace.forward_seconds),
-        Span("backward", "backward", trace.forward_seconds, backward),
-        Span("input", "next input", backward, ready),
-        Span("wait", "wait for averages", ready, update),
-        Span("update", "update", update, timing.step_seconds),
-    ]
+    spans.append(Span("wait", "wait for averages", now, update))
+    return [*spans, Span("update", "update", update, timing.step_seconds)]
 
 
 def _pipelined(trace: Trace, plan: Plan, timing: StepTiming) -> tuple[list[Span], float]:
