@@ -1,7 +1,8 @@
-"""Collectives: averaging a flat tensor over the ranks of a group."""
+"""Collectives: averaging a flat tensor over the ranks of a group, at once or in two halves."""
 
 from slipstream.comm.alone import Alone
-from slipstream.comm.base import Collective
+from slipstream.comm.base import Collective, Halves
+from slipstream.comm.halves import NativeHalves
 from slipstream.comm.native import Native
 
-__all__ = ["Alone", "Collective", "Native"]
+__all__ = ["Alone", "Collective", "Halves", "Native", "NativeHalves"]

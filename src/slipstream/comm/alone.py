@@ -6,10 +6,19 @@ import torch
 
 
 class Alone:
-    """The sum over one rank is what it was. Follows `Collective`."""
+    """The sum over one rank is what it was. Follows `Collective` and `Halves`."""
 
     name = "native"
 
     def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """Leaves `flat` as it is; a single rank has nothing to divide by."""
         assert divisor == 1
+
+    def reduce_scatter(self, matrix: torch.Tensor, row: torch.Tensor, divisor: int = 1) -> None:
+        """Copies the one row."""
+        assert divisor == 1
+        row.copy_(matrix)
+
+    def all_gather(self, row: torch.Tensor, matrix: torch.Tensor) -> None:
+        """Copies the one row."""
+        matrix.copy_(row)

@@ -1,4 +1,4 @@
-"""The one protocol that every collective follows."""
+"""The protocols that collectives follow: the whole of an all-reduce, and its two halves."""
 
 from __future__ import annotations
 
@@ -23,5 +23,30 @@ class Collective(Protocol):
         The sum is formed in 32 bits or more, divided by `divisor`, and then rounded to the dtype.
         Afterwards all ranks hold the same bits. Raises whatever the backend raises when a rank does
         not come.
+        """
+        ...
+
+
+class Halves(Protocol):
+    """The two halves of an all-reduce, each moving half of its bytes.
+
+    Blocking, streams and the duties of the ranks are as with `Collective`. A matrix has one row a
+    rank; both halves take it flat: [world size * row], contiguous.
+    """
+
+    name: str
+
+    def reduce_scatter(self, matrix: torch.Tensor, row: torch.Tensor, divisor: int = 1) -> None:
+        """Writes the sum over ranks of this rank's row of `matrix` into `row` (1-D, mutated).
+
+        The sum is formed in 32 bits or more, divided by `divisor`, and then rounded to the dtype.
+        `matrix` (left as it is) and `row` have one dtype and must not overlap.
+        """
+        ...
+
+    def all_gather(self, row: torch.Tensor, matrix: torch.Tensor) -> None:
+        """Writes every rank's `row` (1-D) into its row of `matrix` (mutated, same bits everywhere).
+
+        They have one dtype and must not overlap.
         """
         ...

@@ -16,6 +16,9 @@ import torch.distributed as dist
 from slipstream.errors import RankFailure, SlipstreamError
 
 _MAX_MESSAGE_BYTES = 2**30
+# the second names are those of torch before 2.14, which warns about them
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def own_group(timeout_seconds: float) -> dist.ProcessGroup:
@@ -46,6 +49,22 @@ def destroy_group(group: dist.ProcessGroup) -> None:
     """Ends a group that `own_group` made; does nothing once torch.distributed is shut down."""
     if dist.is_initialized():
         dist.destroy_process_group(group)
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> str:
+    """The backend's name, also of a group that torch.distributed has not registered."""
+    name: str = group._get_backend(device).name()
+    return name
+
+
+def all_gather_flat(matrix: torch.Tensor, row: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Writes every rank's `row` into `matrix`, in rank order; both 1-D and contiguous."""
+    _ALL_GATHER(matrix, row, group=group)
+
+
+def reduce_scatter_flat(row: torch.Tensor, matrix: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Writes the sum over ranks of this rank's part of `matrix` into `row`; both 1-D."""
+    _REDUCE_SCATTER(row, matrix, group=group)
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
