@@ -8,10 +8,14 @@ a step is what synchronisation costs.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from slipstream.trace import Trace
 
 
 def resnet50_sizes(scale: float) -> list[int]:
@@ -91,4 +95,85 @@ class SleepingModel(nn.Module):
             x = _Layer.apply(x, weight, clock, ready_seconds)
         time.sleep(self.forward_seconds)
         result: Tensor = _BackwardStart.apply(x, clock)
+        return result
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """One layer with one parameter. ready_seconds: of its gradient, from the start of backward."""
+
+    numel: int
+    forward_seconds: float
+    ready_seconds: float
+
+
+def layers_of(trace: Trace, total_bytes: float) -> list[LayerTimes]:
+    """The layers of a recorded step in forward order, every size in proportion to total_bytes.
+
+    A chain of layers becomes ready in the reverse of the order in which it is computed, so the
+    trace's order of readiness stands; its starts in the forward are given out in that order.
+    Raises ValueError for a trace that does not say when the forward needs a parameter.
+    """
+    scale = total_bytes / trace.bytes
+    forward_order = trace.gradients[::-1]
+    needed = [gradient.needed_seconds for gradient in forward_order]
+    starts = sorted(seconds for seconds in needed if seconds is not None)
+    if len(starts) < len(needed):
+        raise ValueError(f"the trace of {trace.model!r} does not say when parameters are needed")
+    ends = [*starts[1:], trace.forward_seconds]
+    return [
+        LayerTimes(
+            numel=max(1, round(gradient.numel * scale)),
+            forward_seconds=end - start,
+            ready_seconds=gradient.ready_seconds,
+        )
+        for gradient, start, end in zip(forward_order, [0.0, *starts[1:]], ends, strict=True)
+    ]
+
+
+class _Pace:
+    """Sleeps one after the other; what one of them oversleeps is taken off the next."""
+
+    def __init__(self) -> None:
+        self._overslept = 0.0
+
+    def spend(self, seconds: float) -> None:
+        start = time.perf_counter()
+        if seconds > self._overslept:
+            time.sleep(seconds - self._overslept)
+        self._overslept += time.perf_counter() - start - seconds
+
+
+class _SleepingLayer(nn.Module):
+    """Holds one parameter; sleeps for its share of forward, and in backward until it is due."""
+
+    def __init__(self, times: LayerTimes, pace: _Pace, clock: _Clock) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(times.numel))
+        self.times, self.pace, self.clock = times, pace, clock
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.pace.spend(self.times.forward_seconds)
+        result: Tensor = _Layer.apply(x, self.weight, self.clock, self.times.ready_seconds)
+        return result
+
+
+class SleepingLayers(nn.Module):
+    """Layers that sleep, each a module of its own: what waits for one in forward delays the rest.
+
+    In forward each layer takes its time from when it is called; in backward each gradient becomes
+    ready at its time from the start of backward.
+    """
+
+    def __init__(self, layers: Sequence[LayerTimes]) -> None:
+        super().__init__()
+        pace, self.clock = _Pace(), _Clock()
+        self.layers = nn.ModuleList(_SleepingLayer(times, pace, self.clock) for times in layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: a scalar that needs no gradient. Returns a scalar that depends on every parameter."""
+        x = x.clone().requires_grad_()
+        for layer in self.layers:
+            x = layer(x)
+        result: Tensor = _BackwardStart.apply(x, self.clock)
         return result
