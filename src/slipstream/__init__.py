@@ -10,10 +10,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from slipstream.auto import GradientSync
     from slipstream.cluster import Cluster
     from slipstream.errors import SlipstreamError
     from slipstream.plan import Bucket, Gradient, Plan
-    from slipstream.sync import GradientSync
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ _HOME = {
     "Bucket": "slipstream.plan",
     "Cluster": "slipstream.cluster",
     "Gradient": "slipstream.plan",
-    "GradientSync": "slipstream.sync",
+    "GradientSync": "slipstream.auto",
     "Plan": "slipstream.plan",
     "SlipstreamError": "slipstream.errors",
 }

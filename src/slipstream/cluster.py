@@ -31,6 +31,15 @@ class Cluster:
                     f"Node {node} has {ranks} ranks; every node needs at least one."
                 )
 
+    def __str__(self) -> str:
+        """In words: "4 nodes with 2 ranks each"."""
+        counts = self.ranks_per_node
+        nodes = "1 node" if len(counts) == 1 else f"{len(counts)} nodes"
+        if len(set(counts)) > 1:
+            return f"{nodes} with {', '.join(map(str, counts))} ranks"
+        ranks = "1 rank" if counts[0] == 1 else f"{counts[0]} ranks"
+        return f"{nodes} with {ranks}{' each' if len(counts) > 1 else ''}"
+
     @classmethod
     def regular(cls, nodes: int, ranks_per_node: int) -> Cluster:
         """A cluster whose nodes all hold the same number of ranks."""

@@ -81,7 +81,9 @@ def test_measured_where_measured_and_by_formula_elsewhere() -> None:
     # Nobody has measured reduce-scatter and all-gather here.
     (row,) = simulate_scaling(trace, costs, [4], choices("pipelined"))
     assert row.costs == "formula"
-    with pytest.raises(CostError, match="4 nodes and 8 are asked for"):
+    with pytest.raises(
+        CostError, match="4 nodes with 1 rank each and 8 nodes with 1 rank each are asked"
+    ):
         simulate_scaling(trace, Costs(Cluster.regular(4, 1), MEASURED), [8], choices("optimal"))
 
 

@@ -114,7 +114,7 @@ class Costs:
             return self
         if self.links is None:
             raise CostError(
-                f"The costs were measured on {self.cluster.nodes} nodes and {cluster.nodes} are "
-                "asked for; that takes `links` in the cluster file."
+                f"The costs were measured on {self.cluster} and {cluster} are asked for; that "
+                "takes `links` in the cluster file."
             )
         return Costs(cluster, {}, self.links)

@@ -50,18 +50,19 @@ def watched_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 class Watch:
     """Hooks on one model, from construction to `remove`.
 
-    points: the watched modules in order of registration, the model itself first: those that hold
-    parameters, and those that are compiled, which stand for all that they contain. owners: which
-    of them each parameter belongs to. compiled_whole: whether the model itself is compiled.
+    Watched are, in order of registration, the model itself and the modules that hold parameters or
+    are compiled; the latter stand for all that they contain. owners: the number of the watched
+    module that each parameter belongs to. compiled_whole: whether the model itself is compiled.
+    Nothing of it keeps the model alive.
     """
 
     def __init__(self, model: nn.Module, params: dict[str, nn.Parameter], recorder: Recorder):
         reference = weakref.ref(recorder)
-        self.points = list(_points(model))
+        points = list(_points(model))
         self.compiled_whole = _is_compiled(model)
-        self.owners = _owners(self.points, params)
+        self.owners = _owners(points, params)
         self._undo: list[Callable[[], None]] = []
-        for index, module in enumerate(self.points):
+        for index, module in enumerate(points):
             self._watch(module, index, reference)
         for name, param in params.items():
             handle = param.register_post_accumulate_grad_hook(_ready(reference, name))

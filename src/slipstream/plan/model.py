@@ -127,20 +127,12 @@ class Plan(Document):
                 "parameters differ in name, size or dtype; make a plan with `slipstream plan`."
             )
         shape = self.ranks_per_node
-        planned = (shape,) * self.nodes if isinstance(shape, int) else shape
-        if planned != cluster.ranks_per_node:
+        planned = Cluster((shape,) * self.nodes if isinstance(shape, int) else shape)
+        if planned != cluster:
             raise PlanError(
-                f"The plan was made for {_shape(planned)} and this cluster has "
-                f"{_shape(cluster.ranks_per_node)}; make a plan with `slipstream plan`."
+                f"The plan was made for {planned} and this cluster has {cluster}; "
+                "make a plan with `slipstream plan`."
             )
-
-
-def _shape(ranks_per_node: tuple[int, ...]) -> str:
-    nodes = "1 node" if len(ranks_per_node) == 1 else f"{len(ranks_per_node)} nodes"
-    if len(set(ranks_per_node)) > 1:
-        return f"{nodes} with {', '.join(map(str, ranks_per_node))} ranks"
-    ranks = "1 rank" if ranks_per_node[0] == 1 else f"{ranks_per_node[0]} ranks"
-    return f"{nodes} with {ranks}{' each' if len(ranks_per_node) > 1 else ''}"
 
 
 def _check_covers(buckets: Sequence[Bucket], what: str, gradients: Sequence[Sized]) -> None:

@@ -1,0 +1,95 @@
+"""What `plan="auto"` may be told, checked when the engine is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from slipstream.cluster import Cluster
+from slipstream.costs import ClusterSpec, Costs, Line
+from slipstream.errors import PlanError
+from slipstream.plan import PLANNER_NAMES, plan_step
+from slipstream.trace import Trace, TraceGradient
+
+STEP_PLANNERS = ("optimal", "mgwfbp")
+"""Planners that need measurements: naming one as the plan means auto with it."""
+
+
+@dataclass(frozen=True)
+class AutoSettings:
+    """How auto measures and plans.
+
+    planner: who plans once all is measured; planner_options: the keywords that `plan_step` takes
+    for it. costs: of the cluster; None means that they are probed, in at most `probe_seconds`.
+    steps: that are profiled, and that are timed before and after a change. again_after_steps: when
+    the model is profiled once more. clock: seconds from any fixed point on, for everything that is
+    measured; None means the device's own.
+    """
+
+    planner: str = "optimal"
+    planner_options: Mapping[str, Any] = field(default_factory=dict)
+    costs: Costs | None = None
+    probe_seconds: float = 3.0
+    steps: int = 8
+    again_after_steps: int = 1000
+    clock: Callable[[], float] | None = None
+
+    @classmethod
+    def of(cls, planner: str, options: Mapping[str, Any]) -> Self:
+        """The settings in `plan_options` of `plan="auto"`, or of a planner that stands for it.
+
+        Raises PlanError for what cannot be planned with.
+        """
+        named = dict(options)
+        own = {
+            name: named.pop(name)
+            for name in ("costs", "probe_seconds", "steps", "again_after_steps", "clock")
+            if name in named
+        }
+        if planner == "auto":
+            planner = named.pop("planner", cls.planner)
+        elif "planner" in named:
+            raise PlanError(
+                f"plan={planner!r} names its planner already; leave 'planner' out of plan_options."
+            )
+        if isinstance(own.get("costs"), ClusterSpec):
+            own["costs"] = Costs.of(own["costs"])
+        settings = cls(planner=planner, planner_options=named, **own)
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Raises PlanError for settings out of bounds, and whatever the planner would refuse."""
+        if self.planner not in PLANNER_NAMES or self.planner == "pipelined":
+            known = ", ".join(name for name in PLANNER_NAMES if name != "pipelined")
+            raise PlanError(f"auto has no planner {self.planner!r}; it has {known}.")
+        if not (math.isfinite(self.probe_seconds) and self.probe_seconds > 0):
+            raise PlanError(f"probe_seconds is {self.probe_seconds}; a probe takes some time.")
+        for name in ("steps", "again_after_steps"):
+            if getattr(self, name) < 1:
+                raise PlanError(f"{name} is {getattr(self, name)}; it is at least 1.")
+        for name in ("collectives", "allow"):
+            if name in self.planner_options:
+                raise PlanError(f"auto has no option {name!r}: the engine averages by 'native'.")
+        plan_step(self.planner, _A_STEP, _ITS_COSTS, **self.planner_options)
+
+    def describe(self) -> str:
+        """The settings in words, equal on ranks that will do the same."""
+        source = "given costs" if self.costs else f"a probe of {self.probe_seconds:g} s"
+        return (
+            f"plan 'auto' by {self.planner!r} with {dict(sorted(self.planner_options.items()))}, "
+            f"{source}, {self.steps} steps, again after {self.again_after_steps}"
+        )
+
+
+_A_STEP = Trace(
+    model="a step to try options on",
+    batch_size=1,
+    input_seconds=0.0,
+    forward_seconds=0.0,
+    update_seconds=0.0,
+    gradients=(TraceGradient(name="weight", numel=1, ready_seconds=1.0, needed_seconds=0.0),),
+)
+_ITS_COSTS = Costs.from_curves(Cluster((2,)), {"native": Line(1.0, 0.0)})
