@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import platform
-import re
 import subprocess
 import sys
 from datetime import date
@@ -21,9 +20,18 @@ from typing import Any
 
 import psutil
 
+from markers import markdown_table, renewed
+
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "benchmarks.md"
-SCRIPTS = ("engine_vs_ddp", "train_fashion", "help_latency", "simulate_speed")
+SCRIPTS = (
+    "engine_vs_ddp",
+    "train_fashion",
+    "help_latency",
+    "planners",
+    "simulate_speed",
+    "reproduce_mgwfbp",
+)
 
 
 def machine() -> str:
@@ -62,26 +70,10 @@ def run(script: str, quick: bool) -> dict[str, Any]:
 
 def table(script: str, result: dict[str, Any]) -> str:
     """The Markdown of one result: command, date, machine, figures."""
-    rows = ["| what | measured | goal | met |", "|---|---|---|---|"]
-    for figure in result["figures"]:
-        met = {True: "yes", False: "**no**", None: ""}[figure["met"]]
-        rows.append(f"| {figure['what']} | {figure['value']} | {figure['goal']} | {met} |")
+    met = {True: "yes", False: "**no**", None: ""}
+    rows = [[f["what"], f["value"], f["goal"], met[f["met"]]] for f in result["figures"]]
     source = f"`python benchmarks/{script}.py`, {date.today().isoformat()}; {machine()}."
-    return "\n".join([source, "", *rows])
-
-
-def renewed(document: str, script: str, content: str) -> str:
-    """The document with the text between the script's markers replaced.
-
-    Raises ValueError unless the pair of markers is there once.
-    """
-    pattern = re.compile(rf"(<!-- {script} -->\n).*?(<!-- /{script} -->)", re.DOTALL)
-    text, count = pattern.subn(lambda found: f"{found[1]}{content}\n{found[2]}", document)
-    if count != 1:
-        raise ValueError(
-            f"{DOCUMENT.name} has {count} pairs of markers for {script}; one is right."
-        )
-    return text
+    return f"{source}\n\n{markdown_table(['what', 'measured', 'goal', 'met'], rows)}"
 
 
 def main() -> int:
