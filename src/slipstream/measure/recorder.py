@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from slipstream.graph_reads import first_readers, output_nodes, sequence_number
 from slipstream.measure.clocks import Clock
-from slipstream.measure.readers import first_readers, output_nodes, sequence_number
 
 _OUTSIDE_BACKWARD = -1
 

@@ -111,7 +111,7 @@ class BucketBuffer:
         widths = [p.numel() * (2 if p.is_complex() else 1) for _, p in members]
         self.bytes = bucket.bytes
         self.flat = torch.zeros(
-            sum(widths) + len(members), dtype=_real_dtype(first.dtype), device=first.device
+            sum(widths) + len(members), dtype=real_dtype(first.dtype), device=first.device
         )
         self.flags = self.flat[sum(widths) :]
         # 16-bit gradients would lose small values: the collective divides their wide sums instead
@@ -124,7 +124,7 @@ class BucketBuffer:
         start = 0
         for position, ((name, param), width) in enumerate(zip(members, widths, strict=True)):
             slot = Slot(name, param, self)
-            slot.view = _view(self.flat[start : start + width], param, strides[name])
+            slot.view = view_of(self.flat[start : start + width], param, strides[name])
             slot.stride = slot.view.stride()
             slot.address = slot.view.data_ptr()
             slot.flag = self.flags[position]
@@ -166,20 +166,25 @@ def in_layout(gradient: torch.Tensor, strides: Strides) -> torch.Tensor:
 
 
 def mark_finite(slot: Slot, world_size: int) -> None:
-    """Sets the slot's flag to NaN when its view is not finite or its sum over ranks would overflow.
+    """Sets the slot's flag to NaN when its view is not finite; see `nan_unless_finite`."""
+    if slot.view.numel() > 0:
+        slot.flag.add_(nan_unless_finite(slot.view, world_size).to(slot.flag.dtype))
+
+
+def nan_unless_finite(gradient: torch.Tensor, world_size: int) -> torch.Tensor:
+    """0 (0-d), or NaN where the gradient is not finite or its sum over ranks would overflow.
 
     Only 16-bit gradients are summed before they are divided, in 32 bits, which bfloat16's range
     fills. No value is read back, so nothing waits on a GPU.
     """
-    if slot.view.numel() == 0:
-        return
-    largest = torch.linalg.vector_norm(slot.view, ord=float("inf"))
+    largest: torch.Tensor = torch.linalg.vector_norm(gradient, ord=float("inf"))
     if largest.dtype in SIXTEEN_BIT:
         largest = largest.float().mul_(world_size)
-    slot.flag.add_(largest.mul_(0.0).to(slot.flag.dtype))
+    return largest.mul_(0.0)
 
 
-def _view(flat: torch.Tensor, param: torch.Tensor, stride: Strides) -> torch.Tensor:
+def view_of(flat: torch.Tensor, param: torch.Tensor, stride: Strides) -> torch.Tensor:
+    """The part of a bucket, 1-D, in the shape of the parameter and with these strides."""
     if param.is_complex():
         pairs = flat.view(param.numel(), 2)
         return torch.view_as_complex(pairs).view(param.shape)
@@ -197,5 +202,6 @@ def _is_gapless(param: torch.Tensor) -> bool:
     return True
 
 
-def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+def real_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a complex number's parts; a real one is its own."""
     return {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 
 from slipstream.cluster import Cluster
-from slipstream.comm import Alone, Native
+from slipstream.comm import Alone, Native, NativeHalves
 from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
 from slipstream.errors import RanksDiffer, SlipstreamError
@@ -21,11 +21,15 @@ from slipstream.plan import Plan, PlanHistory
 from slipstream.sync import registry
 from slipstream.sync.buffers import in_layout
 from slipstream.sync.channel import channel_for
+from slipstream.sync.deferred import DeferredOptimizer, Updates, guard_bypass, refuse_inseparable
+from slipstream.sync.forward_watch import ForwardWatch
 from slipstream.sync.hooks import register_hooks
+from slipstream.sync.means import Means
 from slipstream.sync.nonfinite import find_nonfinite
-from slipstream.sync.planning import PlanKeeper
+from slipstream.sync.pipeline import Pipeline
+from slipstream.sync.planning import PlanKeeper, refuse_undeferred
 from slipstream.sync.report import NonFinite, StepTimeline
-from slipstream.sync.rounds import Means, Rounds
+from slipstream.sync.rounds import Rounds
 from slipstream.sync.scaler_guard import refuse_early_unscale
 from slipstream.sync.uneven import scale_for_sums, uneven_windows
 from slipstream.sync.wrapping import agree_on_model, collect_parameters, device_of
@@ -114,12 +118,15 @@ class GradientSync:
             params=self._params,
             strides=self._strides,
             collective=Native(self._group) if self._group is not None else Alone(),
+            halves=NativeHalves(self._group) if self._group and self.world_size > 1 else Alone(),
             channel=self._channel,
             peers=self._peers,
             timeout_seconds=timeout_seconds,
             check_finite=check_finite,
         )
         self._rounds = Rounds(means, self._keeper)
+        self._pipeline = Pipeline(self._rounds)
+        self._updates: Updates | None = None
         self._closed = False
         self._handles: list[Any] = register_hooks(self._params, self._rounds)
         registry.keep(model, self)
@@ -170,6 +177,8 @@ class GradientSync:
         backward and while gradient is accumulated that no backward has averaged, RanksDiffer when
         ranks have different plans, PlanError for one that does not fit.
         """
+        if self._updates is None:
+            refuse_undeferred(plan)
         self.wait()
         reducer = self._rounds.reducer
         if reducer.in_flight or any(slot.kept for slot in reducer.slots.values()):
@@ -217,15 +226,62 @@ class GradientSync:
 
         self._handles.append(optimizer.register_step_pre_hook(before_step))
 
+    def deferred(self, optimizer: torch.optim.Optimizer) -> DeferredOptimizer:
+        """An optimizer to use in the place of `optimizer`, which updates in the next forward.
+
+            optimizer = sync.deferred(optimizer)
+
+        Needed by plans that gather in the forward (planner "pipelined"), before their first
+        backward; with other plans it waits and steps as after `attach`. Groups and state stay
+        those of `optimizer`, which must be separable by parameter: SGD, Adam and their kin.
+
+        With a plan that gathers, `p.grad` is None from a parameter's turn in backward until its
+        update in the next forward; from then on it is the average, until the next gradient.
+        Clip with `clip_grad_norm_`, not with torch's function, which would find nothing. A step
+        that is left out is ended by `zero_grad()` of the deferred optimizer. Evaluation, forwards
+        under no_grad, state_dict() of model and optimizer, sync_buffers() and close() bring
+        parameters up to date first; whoever else reads them outside of the model's forward (a
+        moving average of weights, copy.deepcopy) calls `flush` before.
+
+        Raises SlipstreamError for LBFGS and for a second optimizer. Call it on every rank alike.
+        """
+        refuse_inseparable(optimizer)
+        model = self._model()
+        if self._updates is not None or model is None:
+            raise SlipstreamError("A GradientSync defers the updates of one optimizer, once.")
+        self.wait()
+        self._rounds.wait_for_update = True
+        self._updates = Updates(self._rounds, self._pipeline, optimizer)
+        self._rounds.flush = self._updates.flush
+        self._watch = ForwardWatch(model, self._params, self._updates)
+        self._handles += [*guard_bypass(self._updates), *self._watch.register(model)]
+        return DeferredOptimizer(self._updates)
+
+    def flush(self) -> None:
+        """Brings the parameters up to date where a deferred optimizer has updates to do.
+
+        Nothing happens where it has not. Raises RankFailure.
+        """
+        if self._updates is not None:
+            self._updates.flush()
+
     def wait(self) -> None:
-        """Returns when `p.grad` holds the averages of the last backward. Raises RankFailure."""
+        """Returns when `p.grad` holds the averages of the last backward. Raises RankFailure.
+
+        Brings parameters up to date first. With a plan that gathers, averages that no step has
+        asked for are gathered at once, so that nothing of it is hidden in the forward: all ranks
+        call it alike.
+        """
         self._rounds.wait()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Waits, then scales the averages so that their total norm is at most `max_norm`.
 
-        Mutates `p.grad`; returns the norm before (0-d), which is the same on all ranks.
+        Mutates `p.grad`, or this rank's pieces of averages that are still to be gathered. Returns
+        the norm before (0-d), which is the same on all ranks.
         """
+        if self._pipeline.scattered:
+            return self._pipeline.clip(max_norm, norm_type)
         self.wait()
         found = [(name, p) for name, p in self._params.items() if p.grad is not None]
         # in the agreed layout, since a norm's last bit depends on the order of the elements
@@ -246,8 +302,7 @@ class GradientSync:
         """
         if not self._check_finite:
             raise SlipstreamError("nonfinite() needs GradientSync(..., check_finite=True).")
-        self.wait()
-        return find_nonfinite(self._rounds.reducer.buffers, self._peers)
+        return find_nonfinite(self._pipeline.flagged(), self._peers)
 
     def uneven(
         self, batches: Iterable[Batch], *, mode: str = "join", window: int = 1
@@ -308,6 +363,8 @@ class GradientSync:
         return [self._keeper.describe()]
 
     def _with_wait(self, plan: Plan) -> Plan:
+        if plan.gather is not None:
+            return plan
         wait = "update" if self._rounds.wait_for_update else "backward"
         return plan.model_copy(update={"wait": wait})
 

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
 from slipstream.comm.peers import Peers
-from slipstream.sync.buffers import BucketBuffer
 from slipstream.sync.report import NonFinite
 
 
-def find_nonfinite(buffers: Sequence[BucketBuffer], peers: Peers) -> NonFinite | None:
+class Named(Protocol):
+    """A gradient's place."""
+
+    name: str
+
+
+class Flagged(Protocol):
+    """Gradients with the flags that this rank has sent, where it has, and those of all ranks."""
+
+    @property
+    def slots(self) -> Sequence[Named]:
+        """The gradients, in the order of the flags."""
+        ...
+
+    @property
+    def flags(self) -> torch.Tensor:
+        """One element a gradient, not finite where some rank's gradient was not."""
+        ...
+
+    @property
+    def local_flags(self) -> torch.Tensor | None:
+        """This rank's."""
+        ...
+
+
+def find_nonfinite(buffers: Sequence[Flagged], peers: Peers) -> NonFinite | None:
     """Reads the averaged flags; asks the ranks for their own only when some are not finite.
 
     All ranks hold the same averaged flags, so all of them ask or none does.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream.cluster import Cluster
@@ -219,12 +219,12 @@ def _check_fits(plan: Plan, gradients: list[Gradient]) -> None:
 
 def _check_is_within_reach(plan: Plan) -> None:
     """Raises PlanError for what plans can ask for and this engine cannot do."""
-    if plan.wait == "forward" or plan.gather is not None:
+    if plan.wait == "forward" and plan.gather is None:
         raise PlanError(
-            f"The plan by {plan.planner!r} lets averages arrive in the next forward, which the "
-            "engine cannot do yet; make one with another planner."
+            f"The plan by {plan.planner!r} has no gather buckets and lets averages arrive in the "
+            "next forward, which the engine cannot do yet; make one with another planner."
         )
-    for index, bucket in enumerate(plan.reduce):
+    for index, bucket in enumerate((*plan.reduce, *(plan.gather or ()))):
         if (bucket.collective, bucket.wire) != ("native", "float32"):
             raise PlanError(
                 f"Bucket {index} of the plan travels by {bucket.collective!r} with wire "
@@ -232,15 +232,28 @@ def _check_is_within_reach(plan: Plan) -> None:
             )
 
 
+def refuse_undeferred(plan: Plan) -> None:
+    """Raises PlanError for a plan that needs a deferred optimizer; called where there is none."""
+    if plan.gather is not None:
+        raise PlanError(
+            f"The plan by {plan.planner!r} updates parameters in the next forward, which takes a "
+            "deferred optimizer: call optimizer = sync.deferred(optimizer) before the backward, or "
+            "use another planner."
+        )
+
+
 def _restricted(plan: Plan, gradients: list[Gradient]) -> Plan:
     """The plan without the gradients that are frozen now, and without buckets left empty."""
-    by_name = {gradient.name: gradient for gradient in gradients}
-    buckets = []
-    for bucket in plan.reduce:
-        names = tuple(name for name in bucket.gradients if name in by_name)
+    sizes = {gradient.name: gradient.bytes for gradient in gradients}
+    gather = None if plan.gather is None else _kept(plan.gather, sizes)
+    return plan.model_copy(update={"reduce": _kept(plan.reduce, sizes), "gather": gather})
+
+
+def _kept(buckets: Sequence[Bucket], sizes: Mapping[str, int]) -> tuple[Bucket, ...]:
+    kept = []
+    for bucket in buckets:
+        names = tuple(name for name in bucket.gradients if name in sizes)
         if names:
-            size = sum(by_name[name].bytes for name in names)
-            buckets.append(
-                Bucket(gradients=names, bytes=size, collective=bucket.collective, wire=bucket.wire)
-            )
-    return plan.model_copy(update={"reduce": tuple(buckets)})
+            size = sum(sizes[name] for name in names)
+            kept.append(bucket.model_copy(update={"gradients": names, "bytes": size}))
+    return tuple(kept)

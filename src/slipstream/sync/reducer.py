@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from slipstream.comm import Collective
-from slipstream.errors import UnsupportedModel
 from slipstream.plan import Plan
 from slipstream.sync.buffers import BucketBuffer, Slot, Strides, mark_finite
 from slipstream.sync.channel import Channel
+from slipstream.sync.incoming import Divisors, unusable, warn_sparse
 
 
 class Reducer:
@@ -54,7 +54,7 @@ class Reducer:
         self._collective = collective
         self._channel = channel
         self._world_size = world_size
-        self._divisors = _Divisors(world_size)
+        self._divisors = Divisors(world_size)
         self._check_finite = check_finite
 
     @property
@@ -78,13 +78,15 @@ class Reducer:
         for buffer in self.buffers:
             buffer.begin()
 
-    def keep(self, slot: Slot) -> None:
+    def keep(self, name: str) -> None:
         """Takes note of a gradient that was accumulated without synchronising."""
+        slot = self.slots[name]
         self._absorb(slot, divide=False)
         slot.kept = True
 
-    def ready(self, slot: Slot) -> None:
+    def ready(self, name: str) -> None:
         """Takes a gradient that has just been accumulated; sends its bucket if that is complete."""
+        slot = self.slots[name]
         if slot.contributed:
             self._again(slot)
             return
@@ -99,8 +101,11 @@ class Reducer:
             if not self.hold:
                 self._send_ready()
 
-    def open_again(self, slot: Slot, timeout_seconds: float) -> None:
-        """Makes the slot's view fit to be added to, within a round: not in flight, not divided."""
+    def before(self, name: str, timeout_seconds: float) -> None:
+        """Makes the gradient's view fit to be added to: not in flight, and in a round undivided."""
+        slot = self.slots.get(name)
+        if slot is None or not self.in_flight:
+            return
         if slot.buffer.ticket is not None:
             slot.buffer.ticket.wait(timeout_seconds)
         elif slot.divided and slot.contributed:
@@ -161,10 +166,10 @@ class Reducer:
         if grad is None or slot.holds(grad):
             return
         if grad.requires_grad or grad.dtype is not view.dtype:
-            raise _unusable(slot, grad)
+            raise unusable(slot, grad)
         is_sparse = grad.layout is not torch.strided
         if is_sparse:
-            _warn_sparse(slot)
+            warn_sparse(slot)
             grad = grad.to_dense()
         if divide and slot.buffer.divides_first:
             self._divisors.divide(grad, out=view)
@@ -253,50 +258,3 @@ class Reducer:
         """Whether the user dropped the gradients while they were in flight (GANs do)."""
         took_part = [slot for slot in self.slots.values() if slot.contributed]
         return bool(took_part) and all(slot.param.grad is None for slot in took_part)
-
-
-class _Divisors:
-    """Divides by the number of ranks; by a multiplication where that gives the same bits.
-
-    A division takes several times as long as the memory that it reads, and a number in Python is
-    made a tensor of the right dtype at every use, which in a hook, where nothing of it is in the
-    processor's caches, takes longer than dividing a bias. So the factors are tensors.
-    """
-
-    def __init__(self, world_size: int) -> None:
-        is_power_of_two = world_size & (world_size - 1) == 0
-        self._apply = torch.mul if is_power_of_two else torch.div
-        self._operand = 1 / world_size if is_power_of_two else world_size
-        self._operands: dict[torch.dtype, torch.Tensor] = {}
-
-    def divide(self, source: torch.Tensor, *, out: torch.Tensor) -> None:
-        """Overwrites `out` with source / number of ranks; both have one dtype and shape."""
-        operand = self._operands.get(out.dtype)
-        if operand is None:
-            operand = torch.tensor(self._operand, dtype=out.dtype)
-            self._operands[out.dtype] = operand
-        self._apply(source, operand, out=out)
-
-
-def _unusable(slot: Slot, grad: torch.Tensor) -> UnsupportedModel:
-    if grad.requires_grad:
-        return UnsupportedModel(
-            f"The gradient of {slot.name!r} was made with create_graph=True; averages over "
-            "ranks are not differentiable. Use torch.autograd.grad for higher-order terms and "
-            "keep the final backward plain."
-        )
-    return UnsupportedModel(
-        f"Parameter {slot.name!r} changed its dtype to {grad.dtype} after GradientSync was "
-        "made; close it and make another after converting the model."
-    )
-
-
-def _warn_sparse(slot: Slot) -> None:
-    if slot.told_sparse:
-        return
-    slot.told_sparse = True
-    warnings.warn(
-        f"The gradient of {slot.name!r} is sparse; it is made dense to be averaged. Set "
-        "sparse=False in its embedding to avoid the conversion.",
-        stacklevel=2,
-    )

@@ -4,61 +4,48 @@ first hook of a backward    the plan is changed if that is due; a round is opene
 each hook                   its gradient goes into its bucket, full buckets go out
 end of backward             the rest goes out; with wait="backward" the averages are awaited
 next backward, or a step    with wait="update" they are awaited here
+
+With a plan that gathers a round goes on after backward: a step sends the averages on their way, the
+next forward takes them as it needs them, and the round ends with the last.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from slipstream.comm import Collective
-from slipstream.comm.peers import Peers
 from slipstream.errors import SlipstreamError
 from slipstream.plan import Plan
 from slipstream.sync.backward_watch import BackwardWatch, current_task
-from slipstream.sync.buffers import Strides
-from slipstream.sync.channel import Channel, Finished
-from slipstream.sync.planning import PlanKeeper
+from slipstream.sync.means import Means
+from slipstream.sync.pipelined_reducer import PipelinedReducer
+from slipstream.sync.planning import PlanKeeper, refuse_undeferred
 from slipstream.sync.reducer import Reducer
-from slipstream.sync.report import BucketTimes, StepTimeline
-from slipstream.sync.wrapping import Params
-
-
-@dataclass(frozen=True)
-class Means:
-    """With what a model's gradients are averaged: the same things for all of its rounds.
-
-    params: every parameter by name; strides: the agreed layouts; timeout_seconds: limit of a wait.
-    """
-
-    params: Params
-    strides: dict[str, Strides]
-    collective: Collective
-    channel: Channel
-    peers: Peers
-    timeout_seconds: float
-    check_finite: bool
+from slipstream.sync.report import StepTimeline, Travel
 
 
 class Rounds:
     """Runs the rounds of one model, under the plans that `keeper` makes; listens to its hooks.
 
     enabled: whether the next backward averages; wait_for_update: whether it returns before the
-    averages are there.
+    averages are there. flush: does the updates that a deferred optimizer has put off.
     """
 
     def __init__(self, means: Means, keeper: PlanKeeper) -> None:
         self.enabled = True
         self.wait_for_update = False
         self.broken: SlipstreamError | None = None
+        self.flush: Callable[[], None] | None = None
         self._means = means
         self._keeper = keeper
         self._watch = BackwardWatch(self._backward_ended)
         self._open = False
         self._last_task = -1
         self._step = 0
-        self._finished: list[tuple[int, float, Finished]] = []
+        self._finished: list[Travel] = []
+        self._gathered: list[Travel] = []
         self._exposed_seconds = 0.0
-        self.reducer = self._build(keeper.first_plan(means.params))
+        self.reducer: Reducer | PipelinedReducer = self._build(keeper.first_plan(means.params))
 
     @property
     def in_flight(self) -> bool:
@@ -74,16 +61,18 @@ class Rounds:
         """Returns when the averages of the last backward are there. Raises RankFailure."""
         if self.broken is not None:
             raise self.broken
+        if self.flush is not None:
+            self.flush()
         if self.in_flight:
             self._finish()
 
     def timeline(self) -> StepTimeline:
         """When the buckets of the last finished round travelled."""
-        times = (
-            BucketTimes(index, size, ready, ticket.start_seconds, ticket.end_seconds)
-            for index, (size, ready, ticket) in enumerate(self._finished)
+        return StepTimeline(
+            tuple(travel.times(index) for index, travel in enumerate(self._finished)),
+            self._exposed_seconds,
+            tuple(travel.times(index) for index, travel in enumerate(self._gathered)),
         )
-        return StepTimeline(tuple(times), self._exposed_seconds)
 
     def take_part_without_gradient(self) -> None:
         """A round in which this rank has no backward."""
@@ -92,14 +81,32 @@ class Rounds:
         self._begin()
         self._backward_ended()
 
+    @contextmanager
+    def awaiting(self, what: str) -> Iterator[None]:
+        """Tells of an error inside which ranks are missing; then nothing can be averaged more."""
+        if self.broken is not None:
+            raise self.broken
+        try:
+            yield
+        except Exception as error:
+            doing = f"{what} of step {self._step}"
+            raise self._break(self._means.peers.failure(error, doing)) from error
+
+    def end_round(self, exposed_seconds: float) -> None:
+        """All averages of the last backward are where they belong, or were dropped."""
+        reducer = self.reducer
+        self._exposed_seconds = exposed_seconds
+        self._finished = [Travel.of(buffer) for buffer in reducer.buffers if buffer.ticket]
+        gathers = reducer.gathers if isinstance(reducer, PipelinedReducer) else []
+        self._gathered = [Travel.of(bucket) for bucket in gathers if bucket.ticket]
+        self._keeper.round_finished(self._means.params, self._means.peers)
+
     def before_accumulate(self, name: str) -> None:
-        """Nothing may be added to a bucket that is in flight."""
-        if self.broken is None and self.reducer.in_flight:
-            if self._open:
-                slot = self.reducer.slots[name]
-                self.reducer.open_again(slot, self._means.timeout_seconds)
-            else:
-                self._finish()
+        """Nothing may be added to a bucket that is in flight, or to a gradient that is used up."""
+        if self.broken is None:
+            if self.reducer.in_flight and not self._open:
+                self._clear_the_way()
+            self.reducer.before(name, self._means.timeout_seconds)
 
     def after_accumulate(self, name: str) -> None:
         """Takes the gradient that autograd has just added to this parameter's."""
@@ -109,12 +116,11 @@ class Rounds:
             task = current_task()
             if task != self._last_task:
                 self._enter(task)
-            slot = self.reducer.slots[name]
             if self.enabled:
                 self._keeper.saw(name)
-                self.reducer.ready(slot)
+                self.reducer.ready(name)
             else:
-                self.reducer.keep(slot)
+                self.reducer.keep(name)
         except Exception as error:
             self._fail(error)
             raise
@@ -133,6 +139,8 @@ class Rounds:
         self._last_task = task
 
     def _begin(self) -> None:
+        if self.flush is None:
+            refuse_undeferred(self.reducer.plan)
         self._step += 1
         self.reducer.begin()
         self._open = True
@@ -144,19 +152,28 @@ class Rounds:
         if not self.wait_for_update:
             self._finish()
 
+    def _clear_the_way(self) -> None:
+        """Before a backward nothing of the one before it may be on its way."""
+        if self.flush is not None:
+            self.flush()
+        if not self.in_flight:
+            return
+        if isinstance(self.reducer, PipelinedReducer):
+            raise SlipstreamError(
+                "The last backward's averages were neither used nor dropped: before the next "
+                "backward call optimizer.step(), or optimizer.zero_grad() of the deferred "
+                "optimizer; accumulate in sync.no_sync(), or call sync.wait() to add to averages."
+            )
+        self._finish()
+
     def _finish(self) -> None:
         try:
-            self._exposed_seconds = self.reducer.finish(self._means.timeout_seconds)
+            exposed_seconds = self.reducer.finish(self._means.timeout_seconds)
         except Exception as error:
             index = self.reducer.first_failed()
             doing = f"averaging bucket {index} of step {self._step}"
             raise self._break(self._means.peers.failure(error, doing)) from error
-        self._finished = [
-            (buffer.bytes, buffer.ready_seconds, buffer.ticket)
-            for buffer in self.reducer.buffers
-            if buffer.ticket is not None
-        ]
-        self._keeper.round_finished(self._means.params, self._means.peers)
+        self.end_round(exposed_seconds)
 
     def _replan_if_due(self) -> None:
         means, reducer = self._means, self.reducer
@@ -182,8 +199,10 @@ class Rounds:
         self._open = False
         self.reducer.in_flight = False
 
-    def _build(self, plan: Plan) -> Reducer:
+    def _build(self, plan: Plan) -> Reducer | PipelinedReducer:
         means = self._means
+        if plan.gather is not None:
+            return PipelinedReducer(plan, means)
         return Reducer(
             plan,
             means.params,

@@ -1,0 +1,267 @@
+"""Carries out a plan in two halves: averages are scattered in backward, gathered in the forward.
+
+    begin, ready, seal    as in `reducer`, but a bucket is reduce-scattered: afterwards this rank
+                          holds its piece of every parameter's average, and `p.grad` is None
+    agree                 one small message: who contributed, the norm where it is asked for
+    gather                every gather bucket goes onto the channel, in the plan's order
+    take                  one of them is back: its averages become `p.grad`
+
+`finish` does the last three at once, where somebody wants the averages before the next forward.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from slipstream.errors import UnsupportedModel
+from slipstream.plan import Plan
+from slipstream.sync.agreement import Agreement
+from slipstream.sync.buffers import nan_unless_finite
+from slipstream.sync.channel import Finished
+from slipstream.sync.incoming import Divisors, unusable, warn_sparse
+from slipstream.sync.means import Means
+from slipstream.sync.pieces import GatherBucket, Piece, ReduceBucket, lay_out
+
+
+class PipelinedReducer:
+    """The buckets of one plan that gathers, over the parameters of one model.
+
+    in_flight: a round was begun whose averages are not all in `p.grad`; gathering: they are on
+    their way there. hold: buckets wait for the end of backward. waited_seconds: how long this round
+    has kept the training thread waiting. Memory: as `lay_out` says.
+    """
+
+    def __init__(self, plan: Plan, means: Means) -> None:
+        world_size = means.peers.world_size
+        self.plan = plan
+        self._layout = lay_out(plan, means.params, means.strides, world_size)
+        self.buffers = self._layout.reduce
+        self.gathers = self._layout.gather
+        self.slots = self._layout.pieces
+        self.in_flight = False
+        self.gathering = False
+        self.hold = False
+        self.waited_seconds = 0.0
+        pieces = list(self.slots.values())
+        self.agreement = Agreement(pieces, means.collective, means.peers.rank, world_size)
+        self._means = means
+        self._world_size = world_size
+        self._divisors = Divisors(world_size)
+        self._next = 0
+        self._used: list[bool] | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether a bucket of this round has gone out."""
+        return self._next > 0
+
+    def release(self) -> None:
+        """Lets go of all memory; gradients that are views keep theirs. Nothing may be in flight."""
+        for piece in self.slots.values():
+            piece.drop_spent()
+        self._layout.release()
+
+    def begin(self) -> None:
+        """Opens a round. The one before must have been finished."""
+        self._next = 0
+        self.hold = False
+        self.in_flight = True
+        self.waited_seconds = 0.0
+        self.agreement.begin()
+        self._used = None
+        for bucket in self.buffers:
+            bucket.missing = len(bucket.pieces)
+            bucket.ticket = None
+        for gather in self.gathers:
+            gather.ticket = None
+        for piece in self.slots.values():
+            piece.contributed = False
+
+    def before(self, name: str, timeout_seconds: float) -> None:
+        """A gradient is about to be added to this parameter's, which must not be a spent one."""
+        piece = self.slots.get(name)
+        if piece is not None:
+            piece.drop_spent()
+
+    def keep(self, name: str) -> None:
+        """Takes note of a gradient that was accumulated without synchronising, in `p.grad`."""
+        self.slots[name].kept = True
+
+    def ready(self, name: str) -> None:
+        """Takes a gradient that has just been accumulated; sends its bucket if that is complete.
+
+        Sets `p.grad` to None: what was in it is in the bucket.
+        """
+        piece = self.slots[name]
+        bucket = piece.reduce
+        if piece.contributed and bucket.ticket is not None:
+            raise _came_twice(name)
+        if piece.contributed:
+            self._absorb(piece)
+            return
+        self._absorb(piece)
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            bucket.ready_seconds = time.perf_counter()
+            if not self.hold:
+                self._send_ready()
+
+    @torch.no_grad()
+    def seal(self) -> None:
+        """Closes the round: missing gradients count as zero, and every bucket goes out."""
+        for bucket in self.buffers:
+            if bucket.missing:
+                for piece in bucket.pieces:
+                    if not piece.contributed:
+                        self._fill(piece)
+                bucket.missing = 0
+                bucket.ready_seconds = time.perf_counter()
+        self._send_ready()
+
+    def agree(self, norm_type: float | None = None) -> None:
+        """Submits the message that follows the reduce buckets, with the norm if one is asked for.
+
+        To be called by all ranks alike, after `seal` and before `gather`.
+        """
+        rows = [bucket.row for bucket in self.buffers if bucket.row.numel()]
+        self.agreement.send(self._means.channel, rows, norm_type)
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiplies this rank's pieces, which must have been reduced, before they are gathered."""
+        for bucket in self.buffers:
+            bucket.row.mul_(factor.to(bucket.row.dtype))
+
+    def gather(self) -> None:
+        """Sends every gather bucket."""
+        self.agree()
+        halves = self._means.halves
+        for bucket in self.gathers:
+
+            def travel(bucket: GatherBucket = bucket) -> None:
+                row = torch.cat([piece.mine for piece in bucket.pieces])
+                halves.all_gather(row, bucket.flat)
+
+            bucket.ready_seconds = time.perf_counter()
+            bucket.ticket = self._means.channel.submit(travel)
+        self.gathering = True
+
+    def await_(self, ticket: Finished | None) -> None:
+        """Waits for a ticket of this round; raises its error."""
+        assert ticket is not None
+        started = time.perf_counter()
+        try:
+            ticket.wait(self._means.timeout_seconds)
+        finally:
+            self.waited_seconds += time.perf_counter() - started
+
+    @torch.no_grad()
+    def take(self, index: int) -> list[Piece]:
+        """Waits for a gather bucket and makes its averages `p.grad`; returns what is in it.
+
+        A parameter that nobody used keeps its gradient.
+        """
+        bucket = self.gathers[index]
+        self.await_(bucket.ticket)
+        bucket.unpack()
+        if self._used is None:
+            self.await_(self.agreement.ticket)
+            self._used = self.agreement.used()
+        for piece in bucket.pieces:
+            piece.kept = False
+            if self._used[piece.index]:
+                piece.spent = None
+                piece.lend()
+        return bucket.pieces
+
+    def finish(self, timeout_seconds: float) -> float:
+        """Gathers everything now; returns the seconds that the round has waited in all."""
+        if not self.gathering:
+            self.gather()
+        for index in range(len(self.gathers)):
+            self.take(index)
+        self.end()
+        return self.waited_seconds
+
+    def drop(self) -> None:
+        """Forgets the averages of a round that was not stepped with, once nothing is in flight."""
+        for bucket in self.buffers:
+            self.await_(bucket.ticket)
+        if self.agreement.ticket is not None:
+            self.await_(self.agreement.ticket)
+        for piece in self.slots.values():
+            piece.kept = False
+        self.end()
+
+    def end(self) -> None:
+        """The round is over."""
+        self.in_flight = self.gathering = False
+
+    def first_failed(self) -> int:
+        """The index of the first bucket of this round that failed or has not come back."""
+        for index, bucket in enumerate(self.buffers):
+            if bucket.ticket is None or bucket.ticket.error is not None:
+                return index
+        return len(self.buffers) - 1
+
+    def _absorb(self, piece: Piece) -> None:
+        """Moves the gradient into its bucket."""
+        # Runs in a hook, where autograd is off and caches are cold.
+        grad = piece.param.grad
+        if grad is None:
+            if not piece.contributed:
+                piece.put_nothing()
+        else:
+            grad = self._usable(piece, grad)
+            if self._means.check_finite and grad.numel():
+                flag = self.agreement.local_flags[piece.index]
+                flag.add_(nan_unless_finite(grad, self._world_size))
+            divisors = self._divisors if piece.reduce.divides_first else None
+            if piece.contributed:
+                piece.add(grad, divisors)
+            else:
+                piece.put(grad, divisors)
+            piece.param.grad = None
+        piece.contributed = True
+
+    def _usable(self, piece: Piece, grad: torch.Tensor) -> torch.Tensor:
+        if grad.requires_grad or grad.dtype is not piece.view.dtype:
+            raise unusable(piece, grad)
+        if grad.layout is torch.strided:
+            return grad
+        warn_sparse(piece)
+        return grad.to_dense()
+
+    def _fill(self, piece: Piece) -> None:
+        """What travels for a gradient whose hook did not fire in this round."""
+        piece.drop_spent()
+        grad = piece.param.grad
+        if piece.kept and grad is not None:
+            self._absorb(piece)
+            return
+        self.agreement.local_flags[piece.index] = 0.0
+        if grad is None:
+            piece.put_nothing()
+        else:
+            divisors = self._divisors if piece.reduce.divides_first else None
+            piece.put(self._usable(piece, grad), divisors)
+
+    def _send_ready(self) -> None:
+        while self._next < len(self.buffers) and self.buffers[self._next].missing == 0:
+            self._send(self.buffers[self._next])
+            self._next += 1
+
+    def _send(self, bucket: ReduceBucket) -> None:
+        scatter, flat, row = self._means.halves.reduce_scatter, bucket.flat, bucket.row
+        divisor = 1 if bucket.divides_first else self._world_size
+        bucket.ticket = self._means.channel.submit(lambda: scatter(flat, row, divisor))
+
+
+def _came_twice(name: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"Parameter {name!r} received gradient twice in one backward, the second time after its "
+        "bucket had been sent (reentrant checkpointing of a shared module does this), which a "
+        "pipelined plan cannot average; use checkpoint(..., use_reentrant=False) or another "
+        "planner."
+    )
