@@ -59,7 +59,7 @@ def summary_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 def launched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run of two epochs on ranks that the command started itself."""
     folder = tmp_path_factory.mktemp("launched")
-    options = "digits --set train.epochs=2 --run-folder mine --json"
+    options = "digits --set train.epochs=2 --set sync.planner=ddp --run-folder mine --json"
     result = call("slipstream", "train", *options.split(), folder=folder)
     assert "Traceback" not in result.stderr
     return folder, summary_of(result)
@@ -108,7 +108,7 @@ def test_torchrun_gives_the_same_bits(
 ) -> None:
     _, own = launched
     torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    options = ["digits", "--set", "train.epochs=2", "--json"]
+    options = ["digits", "--set", "train.epochs=2", "--set", "sync.planner=ddp", "--json"]
     result = call(*torchrun, "slipstream", "train", *options, folder=tmp_path)
     joined = summary_of(result)
     assert joined["world_size"] == 2

@@ -87,7 +87,7 @@ def test_what_nobody_measured_is_an_error_with_a_way_out() -> None:
         costs.curve(operation="reduce_scatter")
     with pytest.raises(CostError, match=r"by 'torus'.*measured collectives: native"):
         costs.curve("torus")
-    with pytest.raises(CostError, match="4 nodes and 8 are asked for; that takes `links`"):
+    with pytest.raises(CostError, match="8 nodes with 1 rank each are asked for; that takes"):
         costs.at(Cluster.regular(8, 1))
 
 

@@ -74,6 +74,7 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
         "117 ms of 139 ms of communication (84 %) ran hidden; for 22.0 ms the step waited.",
         "Planner ddp: 5 buckets, 4.18 MiB",
         "layer1.12.weight",
+        "21optimal562.5 ms65.5 msauto <changed> it",
         "Step 300 was skipped: gradient of stem.weight not finite on ranks 1, 3.",
         "Resumed after step 234.",
         "global_batch_size512",

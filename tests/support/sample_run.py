@@ -8,7 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from slipstream.plan import Bucket, Plan
+from slipstream.plan import Bucket, Plan, PlanHistory, PlannedStep
 from slipstream.report.records import format_line
 
 NUM_EPOCHS, STEPS_PER_EPOCH = 6, 117
@@ -56,6 +56,7 @@ def write_run(folder: Path, *, num_steps: int = NUM_EPOCHS * STEPS_PER_EPOCH) ->
     (folder / "checkpoints" / "step-00000117" / "model.safetensors").write_bytes(b"x" * 472_000)
     (folder / "recipe.toml").write_text(_RECIPE)
     (folder / "plan.json").write_text(plan().to_json())
+    (folder / "plans.json").write_text(plans().to_json())
     (folder / "environment.json").write_text(json.dumps(environment()))
     (folder / "metrics.jsonl").write_text("".join(map(format_line, records(num_steps))))
     (folder / "summary.json").write_text(json.dumps(summary(folder)))
@@ -70,6 +71,15 @@ def plan() -> Plan:
         for i, size in enumerate(sizes)
     )
     return Plan(planner="ddp", model="resnet_small", nodes=2, ranks_per_node=2, reduce=buckets)
+
+
+def plans() -> PlanHistory:
+    """A change of plan after 21 steps."""
+    better = plan().model_copy(update={"planner": "optimal", "predicted_step_seconds": 0.0625})
+    change = PlannedStep(
+        step=21, plan=better, reason="auto <changed> it", measured_step_seconds=0.0655
+    )
+    return PlanHistory(plans=(PlannedStep(step=0, plan=plan()), change))
 
 
 def environment() -> dict[str, Any]:

@@ -37,6 +37,8 @@ label_smoothing = 0.1
 learning_rate = 0.05
 [schedule]
 warmup_epochs = 1.0
+[sync]
+planner = "ddp"
 [checkpoint]
 keep_last = 3
 [run]

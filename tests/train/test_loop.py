@@ -41,6 +41,7 @@ def test_a_run_leaves_its_folder_and_its_summary(world_size: int, tmp_path: Path
         "environment.json",
         "metrics.jsonl",
         "plan.json",
+        "plans.json",
         "recipe.toml",
         "report.html",
         "summary.json",

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.processes
 COMMAND = [sys.executable, "-c", "from slipstream.cli.main import main; main()", "train"]
 EPOCHS = 20  # several times what passes between a signal and the end
 NEW_RUN = ["digits", "--nodes", "2", "--per-node", "1", "--json"]
+NEW_RUN += ["--set", "sync.planner=ddp"]  # bits are compared
 NEW_RUN += ["--set", f"train.epochs={EPOCHS}", "--set", "train.evaluate_every_epochs=10"]
 STEPS_PER_EPOCH = 1437 // 64
 

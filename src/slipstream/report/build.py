@@ -74,7 +74,7 @@ def _body(run: Run) -> Markup:
     parts = (
         ("curves", "Curves", [key(run), main_curves(run)]),
         ("timeline", "A step's timeline", sections.step_timeline(timeline)),
-        ("plan", "Buckets", sections.plan_table(run, timeline)),
+        ("plan", "Buckets", [sections.plan_table(run, timeline), sections.plan_history(run)]),
         ("evaluations", "Epochs", sections.events(run)),
         ("more", "More curves", more_curves(run)),
         ("recipe", "Recipe", sections.recipe(run)),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import PlanError, RunFolderError
-from slipstream.plan import Plan
+from slipstream.plan import Plan, PlanHistory
 from slipstream.report.records import Record, of_kind, scan_metrics
 
 _CHECKPOINT_NAME = re.compile(r"step-(\d{1,18})(?:-r\d{1,9})?")
@@ -33,6 +33,7 @@ class Run:
     recipe: dict[str, Any] | None = None
     recipe_text: str | None = None
     plan: Plan | None = None
+    plans: PlanHistory | None = None
     environment: dict[str, Any] | None = None
     summary: dict[str, Any] | None = None
     records: list[Record] = field(default_factory=list)
@@ -60,6 +61,7 @@ def load_run(folder: Path) -> Run:
         recipe=reader.parse_recipe(recipe_text),
         recipe_text=recipe_text,
         plan=reader.plan(),
+        plans=reader.plans(),
         environment=reader.object("environment.json", "the environment is not shown"),
         summary=reader.object("summary.json", "the run has not finished, or was stopped early"),
         records=reader.records(),
@@ -123,6 +125,16 @@ class _Reader:
             return Plan.from_json(content, "plan.json")
         except PlanError as error:
             self.notices.append(f"The buckets are not shown: {error}")
+            return None
+
+    def plans(self) -> PlanHistory | None:
+        if not (self.folder / "plans.json").is_file():
+            return None  # of a run that had one plan, from an earlier version
+        content = self.text("plans.json", "it is not shown when plans changed")
+        try:
+            return None if content is None else PlanHistory.from_json(content, "plans.json")
+        except PlanError as error:
+            self.notices.append(f"It is not shown when plans changed: {error}")
             return None
 
     def records(self) -> list[Record]:

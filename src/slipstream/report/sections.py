@@ -94,6 +94,27 @@ def plan_table(run: Run, timeline: StepTimeline | None) -> Markup:
     return el("div", el("p", intro), _table(head, rows), _left_out(plan.reduce), class_="card")
 
 
+def plan_history(run: Run) -> Markup | None:
+    """The plans by their steps, predicted beside measured; None where there was only one."""
+    entries = run.plans.plans if run.plans else ()
+    if len(entries) < 2 and not any(entry.reason for entry in entries):
+        return None
+    head = ["from step", "planner", "buckets", "step predicted", "step measured", "decision"]
+    rows = [
+        [
+            count(entry.step),
+            entry.plan.planner,
+            count(len(entry.plan.reduce)),
+            duration(entry.plan.predicted_step_seconds),
+            duration(entry.measured_step_seconds),
+            entry.reason,
+        ]
+        for entry in entries[-_MOST_ROWS:]
+    ]
+    intro = "Plans in the order in which they came into force; steps are counted from 0."
+    return el("div", el("p", intro), _table(head, rows), class_="card")
+
+
 def events(run: Run) -> Markup:
     """Epochs with their evaluations in one table; skipped steps and resumes as sentences."""
     kinds = ("epoch", "evaluation")

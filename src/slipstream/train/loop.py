@@ -13,9 +13,7 @@ import torch
 
 from slipstream.cluster import Cluster
 from slipstream.errors import NonFiniteGradients, RecipeError, TrainingStopped
-from slipstream.plan import Plan
 from slipstream.report import build_report, environment
-from slipstream.sync import GradientSync
 from slipstream.train.build import Data, build_data, build_model, build_optimizer, build_schedule
 from slipstream.train.checkpoint import (
     CheckpointWriter,
@@ -26,6 +24,7 @@ from slipstream.train.checkpoint import (
     load,
 )
 from slipstream.train.distributed import Job, join_job
+from slipstream.train.plans import build_sync, noting
 from slipstream.train.progress import Progress
 from slipstream.train.recipe import Recipe
 from slipstream.train.record.choose import open_display
@@ -86,7 +85,9 @@ def train(
     progress = Progress()
     if loaded is not None:
         progress = Progress.from_counters(loaded.counters, str(loaded.path))
-    parts = _build_parts(recipe, job, data, loaded)  # before anything in the folder is touched
+    parts = _build_parts(
+        recipe, job, data, loaded, run_folder
+    )  # before anything in the folder is touched
     if loaded is not None:
         _refuse_finished(recipe, progress, job, run_folder)
     with _outputs(recipe, job, run_folder, loaded) as outputs:
@@ -100,7 +101,8 @@ def train(
             first_step=progress.step,
         )
         try:
-            Training(recipe, job, data, parts, outputs, stop, progress).run()
+            with noting(outputs.recorder.note, job.rank):
+                Training(recipe, job, data, parts, outputs, stop, progress).run()
         except (TrainingStopped, NonFiniteGradients):
             if job.rank == 0:
                 build_report(run_folder)
@@ -125,34 +127,19 @@ def _refuse_finished(recipe: Recipe, progress: Progress, job: Job, run_folder: P
     job.on_rank_zero(look, "looking for what is left to train")
 
 
-def _build_parts(recipe: Recipe, job: Job, data: Data, loaded: LoadedCheckpoint | None) -> Parts:
+def _build_parts(
+    recipe: Recipe, job: Job, data: Data, loaded: LoadedCheckpoint | None, run_folder: Path
+) -> Parts:
     """Model, optimizer and engine, as the recipe starts them or as a checkpoint holds them."""
     model = build_model(recipe, data.train, job.device)
     optimizer = build_optimizer(recipe, model)
-    settings = recipe.sync
-    plan: str | Plan = settings.planner
-    if settings.plan_file:
-        plan = Plan.load(Path(settings.plan_file))
     if loaded is not None:
         loaded.require_layout(
             world_size=job.world_size, global_batch_size=recipe.train.global_batch_size
         )
         apply(loaded, model, optimizer)
-        if loaded.plan is not None:
-            plan = Plan.from_json(loaded.plan, f"the plan in {loaded.path}")
-    limits = ("first_bytes", "cap_bytes", "last_bytes")
-    is_fixed = settings.planner == "fixed" and isinstance(plan, str)
-    sync = GradientSync(
-        model,
-        plan=plan,
-        plan_options={limit: getattr(settings, limit) for limit in limits} if is_fixed else None,
-        group=job.gradient_group,
-        store=job.store,
-        timeout_seconds=settings.timeout_seconds,
-        check_finite=True,
-        cluster=job.cluster,
-    )
-    if settings.wait == "update":
+    sync = build_sync(recipe, job, model, loaded, run_folder)
+    if recipe.sync.wait == "update":
         sync.attach(optimizer)
     return Parts(model, optimizer, sync, build_schedule(recipe, data.sampler.steps_per_epoch))
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from torch import nn
 from torch.optim import Optimizer
 
+from slipstream.auto import GradientSync
 from slipstream.errors import NonFiniteGradients, TrainingStopped
 from slipstream.optim.schedules import Schedule
-from slipstream.sync import GradientSync, NonFinite
+from slipstream.sync import NonFinite
 from slipstream.train.build import Data
 from slipstream.train.checkpoint import CheckpointWriter, Position, Save, TrainState
 from slipstream.train.distributed import Job
-from slipstream.train.durable import write_text_atomic
 from slipstream.train.evaluate import evaluate
+from slipstream.train.plans import PlanFiles
 from slipstream.train.progress import Progress, Totals
 from slipstream.train.recipe import Recipe
 from slipstream.train.record.recorder import Recorder
@@ -87,7 +88,7 @@ class Training:
         self._window = Totals()
         self._steps_per_epoch = data.sampler.steps_per_epoch
         self._timeline_epoch = -1
-        self._plan_text = ""
+        self._plan_files = PlanFiles(parts.sync, outputs.run_folder) if job.rank == 0 else None
         self._began_seconds = 0.0
 
     def run(self) -> None:
@@ -166,7 +167,7 @@ class Training:
     def _log(self, last: StepResult) -> None:
         """Records the steps since the last record, and once an epoch the timeline of this one."""
         self._share()
-        self._write_plan()
+        self._write_plans()
         window, self._window = self._window, Totals()
         if window.steps == 0:
             return
@@ -225,6 +226,7 @@ class Training:
 
     def _save(self, metric: float | None = None, *, block: bool = False) -> Save:
         """Saves the run as it stands, in the background unless `block`."""
+        self._write_plans()
         self._share()
         self._parts.sync.sync_buffers()
         progress = self.progress
@@ -241,17 +243,15 @@ class Training:
             optimizer=self._parts.optimizer,
             position=position,
             counters=progress.to_counters(),
-            plan=self._parts.sync.plan.to_json(),
+            plan=self._parts.sync.history.to_json(),
             recipe=self._recipe.to_toml(),
         )
         return self._outputs.checkpoints.save(state, progress.step, metric, block=block)
 
-    def _write_plan(self) -> None:
-        """Keeps plan.json at the plan in force."""
-        text = self._parts.sync.plan.to_json()
-        if self._job.rank == 0 and text != self._plan_text:
-            write_text_atomic(self._outputs.run_folder / "plan.json", text)
-            self._plan_text = text
+    def _write_plans(self) -> None:
+        """Keeps the run folder's plans at those of the engine."""
+        if self._plan_files is not None:
+            self._plan_files.write()
 
     @staticmethod
     def _every(interval: int, count: int) -> bool:

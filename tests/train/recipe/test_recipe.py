@@ -76,7 +76,7 @@ def test_overrides_are_judged_together() -> None:
         ("optimizer.learning_rate=nan", ["above 0; try optimizer.learning_rate=0.1"]),
         ("optimizer.learning_rate=inf", ["try optimizer.learning_rate=0.1"]),
         ("augment.horizontal_flip=yes", ["true or false; try augment.horizontal_flip=true"]),
-        ("sync.planner=wfpb", ["ddp or wfbp or single or fixed; did you mean wfbp?"]),
+        ("sync.planner=wfpb", ["or ddp or wfbp or single or fixed; did you mean wfbp?"]),
         ("data.dataset=fashon", ["did you mean fashion?"]),
         ("name=../up", ["name=", "letters, digits"]),
         ("optimizer.momentum=0", ["optimizer.nesterov=false"]),

@@ -115,6 +115,7 @@ class Recipe(Settings):
             "schedule.step_factor": (self.schedule.kind == "step", 'schedule.kind="step"'),
             "schedule.power": (self.schedule.kind == "polynomial", 'schedule.kind="polynomial"'),
             "schedule.final_fraction": (self.schedule.kind != "step", 'schedule.kind="cosine"'),
+            "sync.cluster_file": (self.sync.measures, 'sync.planner="auto" and no sync.plan_file'),
             "sync.first_bytes": (self.sync.planner == "fixed", 'sync.planner="fixed"'),
             "sync.cap_bytes": (self.sync.planner == "fixed", 'sync.planner="fixed"'),
             "sync.last_bytes": (self.sync.planner == "fixed", 'sync.planner="fixed"'),

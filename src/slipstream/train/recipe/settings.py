@@ -126,11 +126,17 @@ class ScheduleSettings(Settings):
 class SyncSettings(Settings):
     """How gradients are averaged over ranks."""
 
-    planner: Literal["ddp", "wfbp", "single", "fixed"] = Field(
-        default="ddp", description="who cuts gradients into buckets"
+    planner: Literal["auto", "optimal", "mgwfbp", "ddp", "wfbp", "single", "fixed"] = Field(
+        default="auto",
+        description="who cuts gradients into buckets; the first three measure steps and cluster"
+        " while the run goes on (auto = optimal), and begin as ddp",
     )
     plan_file: str = Field(
-        default="", description="a plan.json to replay; empty = the planner decides"
+        default="", description="a plan.json or plans.json to replay; empty = the planner decides"
+    )
+    cluster_file: str = Field(
+        default="",
+        description="a cluster.json that `slipstream probe` made; empty = probed in the run",
     )
     first_bytes: int = Field(default=2**20, ge=1, description="limit of the first bucket (fixed)")
     cap_bytes: int = Field(
@@ -147,9 +153,14 @@ class SyncSettings(Settings):
         default=600.0, gt=0, description="a rank that is silent for longer ends the run"
     )
 
+    @property
+    def measures(self) -> bool:
+        """Whether the planner works from measurements."""
+        return not self.plan_file and self.planner in ("auto", "optimal", "mgwfbp")
+
     @model_validator(mode="after")
     def _one_plan(self) -> SyncSettings:
-        if self.plan_file and self.planner != "ddp":
+        if self.plan_file and self.planner != "auto":
             raise ValueError(
                 f"sync.plan_file and sync.planner={self.planner!r} exclude each other:"
                 " set sync.plan_file='' or leave out sync.planner"

@@ -1,0 +1,135 @@
+"""The engine of a run with the plans that its recipe asks for, or that an earlier part of it had.
+
+A run folder keeps two files: `plan.json`, the plan in force, and `plans.json`, every plan with the
+step from which on it was in force. Checkpoints hold the latter, too. A resumed run follows that
+record: plans at their steps, those after its checkpoint included, so that it goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from slipstream.auto import GradientSync
+from slipstream.costs import ClusterSpec
+from slipstream.plan import PlanHistory
+from slipstream.train.checkpoint import LoadedCheckpoint
+from slipstream.train.distributed import Job
+from slipstream.train.durable import write_text_atomic
+from slipstream.train.recipe import Recipe, parse_recipe
+
+PLAN_FILE, PLANS_FILE = "plan.json", "plans.json"
+_LIMITS = ("first_bytes", "cap_bytes", "last_bytes")
+_DECISIVE = ("planner", "plan_file", "cluster_file", *_LIMITS)
+
+
+def build_sync(
+    recipe: Recipe, job: Job, model: nn.Module, loaded: LoadedCheckpoint | None, run_folder: Path
+) -> GradientSync:
+    """The engine of a run, new or resumed from `loaded`; all ranks call it.
+
+    Raises what the engine raises, PlanError and CostError for files that cannot be used.
+    """
+    settings = recipe.sync
+    recorded = _recorded(recipe, job, loaded, run_folder) if loaded else None
+    plan: str | Path | PlanHistory = settings.planner
+    options: dict[str, Any] = {}
+    if settings.plan_file:
+        plan = recorded or Path(settings.plan_file)
+    elif settings.planner == "fixed":
+        options = {limit: getattr(settings, limit) for limit in _LIMITS}
+    elif settings.cluster_file and settings.measures:
+        options = {"costs": ClusterSpec.load(Path(settings.cluster_file))}
+    return GradientSync(
+        model,
+        plan=plan,
+        plan_options=options,
+        group=job.gradient_group,
+        store=job.store,
+        timeout_seconds=settings.timeout_seconds,
+        check_finite=True,
+        cluster=job.cluster,
+        model_name=recipe.model.name,
+        recorded=recorded,
+        first_step=loaded.step if loaded else 0,
+    )
+
+
+def _recorded(
+    recipe: Recipe, job: Job, loaded: LoadedCheckpoint, run_folder: Path
+) -> PlanHistory | None:
+    """The plans to follow after a checkpoint; None where the recipe asks for others since then.
+
+    Those of the run folder, which may reach further, where they are the same up to the checkpoint.
+    """
+    if loaded.plan is None or _asks_for_others(recipe, loaded):
+        return None
+    saved = PlanHistory.from_json(loaded.plan, f"the plan in {loaded.path}")
+    found: list[str] = []
+
+    def read() -> None:
+        path = run_folder / PLANS_FILE
+        if path.exists():
+            history = PlanHistory.load(path)
+            if history.agrees_with(saved, loaded.step):
+                found.append(history.to_json())
+
+    job.on_rank_zero(read, f"reading {PLANS_FILE}")
+    text = job.peers.gather(found[0] if found else None, f"reading {PLANS_FILE}")[0]
+    return saved if text is None else PlanHistory.from_json(text)
+
+
+def _asks_for_others(recipe: Recipe, loaded: LoadedCheckpoint) -> bool:
+    """Whether the settings that decide about plans were changed since the checkpoint."""
+    if loaded.recipe is None:
+        return False
+    then = parse_recipe(loaded.recipe, f"the recipe in {loaded.path}").sync
+    return any(getattr(then, name) != getattr(recipe.sync, name) for name in _DECISIVE)
+
+
+class PlanFiles:
+    """Keeps `plan.json` and `plans.json` of a run folder at what `sync` says."""
+
+    def __init__(self, sync: GradientSync, run_folder: Path) -> None:
+        self._sync = sync
+        self._run_folder = run_folder
+        self._written: PlanHistory | None = None
+
+    def write(self) -> None:
+        """Writes both files where something changed. Raises OSError."""
+        history = self._sync.history
+        if history != self._written:
+            write_text_atomic(self._run_folder / PLANS_FILE, history.to_json())
+            write_text_atomic(self._run_folder / PLAN_FILE, self._sync.plan.to_json())
+            self._written = history
+
+
+class _Lines(logging.Handler):
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._note(record.getMessage())
+
+
+@contextmanager
+def noting(note: Callable[[str], None], rank: int) -> Iterator[None]:
+    """Meanwhile what the engine logs on rank 0 is noted, one line each."""
+    if rank != 0:
+        yield
+        return
+    logger, lines = logging.getLogger("slipstream"), _Lines(note)
+    level = logger.level
+    logger.addHandler(lines)
+    logger.setLevel(min(logger.getEffectiveLevel(), logging.INFO))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(lines)

@@ -1,0 +1,119 @@
+"""The plans of a run: auto changes them, files and checkpoints keep them, a resumed run repeats."""
+
+from __future__ import annotations
+
+import html
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slipstream.auto import pilot
+from slipstream.auto.decision import StepTime, Verdict
+from slipstream.costs import ClusterSpec, MeasuredCost
+from slipstream.errors import CostError, PlanError
+from slipstream.plan import Plan, PlanHistory, plan_step
+from slipstream.train.checkpoint import find_checkpoint, load
+from slipstream.train.recipe import Recipe
+from training_runs import run_all, tiny_recipe
+
+PLANNED = 21  # the round after which auto has made up its mind
+
+
+def recipe(tmp_path: Path, *overrides: str) -> Recipe:
+    """7 epochs of 5 steps under auto, with costs from a file, saved in the middle of epochs."""
+    costs = MeasuredCost(collective="native", startup_seconds=1e-3, seconds_per_byte=1e-9)
+    spec = ClusterSpec(backend="gloo", nodes=1, ranks_per_node=2, costs=(costs,))
+    spec.save(tmp_path / "cluster.json")
+    return tiny_recipe(
+        "sync.planner=auto",
+        f"sync.cluster_file={tmp_path / 'cluster.json'}",
+        "train.epochs=7",
+        "checkpoint.every_steps=9",
+        "checkpoint.keep_last=20",
+        *overrides,
+    )
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Lets auto find that one bucket a gradient is best, whatever it measured; when it decided."""
+    found = []
+
+    def decide(trace: Any, costs: Any, plan: Plan, measured: StepTime, _settings: Any) -> Verdict:
+        found.append(measured.seconds)
+        return Verdict(plan=plan_step("wfbp", trace, costs), old_seconds=2.0, new_seconds=1.0)
+
+    monkeypatch.setattr(pilot, "decide", decide)
+    monkeypatch.setattr(StepTime, "is_slower_than", lambda *_: False)
+    return found
+
+
+def planned(run: Path) -> list[tuple[int, str]]:
+    return [
+        (entry.step, entry.plan.planner) for entry in PlanHistory.load(run / "plans.json").plans
+    ]
+
+
+def test_a_run_records_what_auto_did_and_repeats_it_from_every_checkpoint(
+    decided: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = run_all(recipe(tmp_path), 2, tmp_path / "whole")[0]
+    assert len(decided) == 1
+    history = PlanHistory.load(tmp_path / "whole" / "plans.json")
+    assert planned(tmp_path / "whole") == [(0, "ddp"), (1, "ddp"), (PLANNED, "wfbp")]
+    assert Plan.load(tmp_path / "whole" / "plan.json") == history.plans[-1].plan
+    assert history.plans[-1].reason in capsys.readouterr().err
+    report = (tmp_path / "whole" / "report.html").read_text()
+    assert history.plans[-1].reason in html.unescape(report)
+    saved = load(find_checkpoint(tmp_path / "whole")).plan
+    assert saved is not None and PlanHistory.from_json(saved) == history
+    for step in (9, 18, 27):  # before auto had decided, just before, and after
+        run = tmp_path / f"from {step}"
+        shutil.copytree(tmp_path / "whole", run)
+        (run / "summary.json").unlink()
+        checkpoint = run / "checkpoints" / f"step-{step:08}"
+        resumed = run_all(recipe(tmp_path), 2, run, resume=checkpoint)[0]
+        assert resumed["weights_sha256"] == whole["weights_sha256"]
+        assert planned(run) == planned(tmp_path / "whole")
+    assert len(decided) == 1
+
+
+def test_other_plans_than_those_of_the_checkpoint_may_be_asked_for(
+    decided: list[float], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    run_all(recipe(tmp_path), 2, run)
+    checkpoint = run / "checkpoints" / "step-00000027"
+    run_all(recipe(tmp_path, "sync.planner=single"), 2, run, resume=checkpoint)
+    assert planned(run) == [(27, "single"), (28, "single")]
+
+
+def test_a_file_of_plans_is_followed_and_bits_are_the_same(
+    decided: list[float], tmp_path: Path
+) -> None:
+    whole = run_all(recipe(tmp_path), 2, tmp_path / "whole")[0]
+    replay = f"sync.plan_file={tmp_path / 'whole' / 'plans.json'}"
+    again = run_all(recipe(tmp_path, replay), 2, tmp_path / "again")[0]
+    assert again["weights_sha256"] == whole["weights_sha256"]
+    with pytest.raises(PlanError, match="with 2 ranks and this cluster has 1 node with 1 rank"):
+        run_all(recipe(tmp_path, replay), 1, tmp_path / "alone")
+    with pytest.raises(PlanError, match="'resnet_small' and this is 'resnet_small'"):
+        run_all(recipe(tmp_path, replay, "model.width=8"), 2, tmp_path / "other")
+    with pytest.raises(PlanError, match=r"nowhere\.json cannot be read"):
+        run_all(recipe(tmp_path, "sync.plan_file=nowhere.json"), 1, tmp_path / "missing")
+
+
+def test_damaged_plans_in_a_run_folder_stop_a_resume_and_are_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_all(tiny_recipe("checkpoint.every_steps=3"), 1, run)
+    (run / "plans.json").write_text('{"format": "slipstream-plans/1"}')
+    checkpoint = run / "checkpoints" / "step-00000006"
+    with pytest.raises(PlanError, match=r"plans\.json.*plans: Field required"):
+        run_all(tiny_recipe(), 1, run, resume=checkpoint)
+
+
+def test_costs_of_another_cluster_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CostError, match="on 1 node with 2 ranks and 1 node with 4 ranks"):
+        run_all(recipe(tmp_path), 4, tmp_path / "run")
