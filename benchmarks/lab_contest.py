@@ -123,13 +123,17 @@ class Contest:
             self.same_as[planner] = twin
 
     def _enter_auto(self) -> None:
-        """`auto` is entered once the engine has it."""
+        self.variants[AUTO] = variants.auto(self._model(), self.work.loss, self.row.nodes)
+        say(f"  {self.variants[AUTO].story}")
 
     def _enter_ddp(self) -> None:
         caps = variants.ddp_caps(self.row, self.trace.bytes)
+        one_bucket = [n for n, cap in caps.items() if cap and cap * MIB > self.trace.bytes]
+        self.same_as |= dict.fromkeys(one_bucket[1:], one_bucket[0]) if one_bucket else {}
         for name, cap in caps.items():
-            self._keep(name, variants.ddp(self._model(), self.work.loss, cap), caps)
-        our_sizes = variants.caps_of(self.variants.get(AUTO, self.variants["optimal"]).plan)
+            if name not in self.same_as:
+                self._keep(name, variants.ddp(self._model(), self.work.loss, cap), caps)
+        our_sizes = variants.caps_of(self.variants[AUTO].plan)
         by_list = variants.ddp(self._model(), self.work.loss, cap_list_mib=our_sizes)
         self._keep(DDP_OUR_SIZES, by_list, caps)
 
@@ -149,18 +153,17 @@ class Contest:
         return None
 
     def run(self) -> dict[str, Any]:
-        """Turns in which every variant trains a block of steps, in another order each time.
+        """Turns in which every variant trains in another order; seconds a step, by variant.
 
-        A block: a barrier, one step that is not counted, then the steps that are; its time is
-        that of the slowest rank, a step.
+        A step lasts as long as on the slowest rank.
         """
         began = time.perf_counter()
-        cycle = max(largest_over_ranks([sum(self._turn(0).values())]))
-        blocks = 1 + 1 / self.settings["steps"]  # with the step that is not counted
-        fitting = self.settings["row_seconds"] / (cycle * blocks * self.settings["steps"])
-        num_turns = max(self.settings["min_turns"], min(self.settings["max_turns"], int(fitting)))
+        turns = [self._turn(0)]
+        (cycle,) = largest_over_ranks([time.perf_counter() - began])
+        fitting = int(self.settings["row_seconds"] / cycle)
+        num_turns = max(self.settings["min_turns"], min(self.settings["max_turns"], fitting))
         say(f"  {len(self.variants)} variants, {num_turns} turns")
-        turns = [self._turn(number) for number in range(1, num_turns + 1)]
+        turns += [self._turn(number) for number in range(1, num_turns)]
         names = list(self.variants)
         mine = [turn[name] for turn in turns for name in names]
         slowest = torch.tensor(largest_over_ranks(mine)).reshape(num_turns, len(names))
@@ -168,14 +171,15 @@ class Contest:
         return {"seconds": seconds, "run_seconds": time.perf_counter() - began}
 
     def _turn(self, number: int) -> dict[str, float]:
-        """This rank's seconds a step, by variant."""
+        """This rank's seconds a step, by variant; a block starts at a barrier."""
         names = list(self.variants)
         random.Random(number).shuffle(names)
         found = {}
         for name in names:
             variant = self.variants[name]
             dist.barrier()
-            variant.run(1)
+            if self.row.settles or variant.plan.gather is not None:
+                variant.run(1)
             start = time.perf_counter()
             variant.run(self.settings["steps"])
             found[name] = (time.perf_counter() - start) / self.settings["steps"]
@@ -192,6 +196,7 @@ class Contest:
                 "predicted_seconds": time_step(self.trace, self.costs, variant.plan).step_seconds,
                 "bucket_bytes": [bucket.bytes for bucket in variant.plan.reduce],
                 "gather_bytes": [bucket.bytes for bucket in variant.plan.gather or ()],
+                "story": variant.story,
             }
         return {
             "model": self.row.model,

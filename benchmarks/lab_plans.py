@@ -8,11 +8,12 @@ CPU-bound on a machine with fewer cores than ranks.
 
 Two runs a cluster. The earlier one probes collectives and profiles steps without communication;
 plans and predictions come from its cluster.json and trace.json. In the measuring run, another job
-on another lab, all variants of a row train the same parameters and take turns, each turn in a
-random order that is the same on all ranks. In its turn a variant gets a barrier, one step that is
-not counted, and the steps that are; a step is zero_grad, forward, loss, backward, SGD's update, and
-lasts as long as on the slowest rank. Whole periods are timed, for a pipelined step goes on in the
-next forward. Figures are medians over turns; intervals are bootstraps over the turns' ratios.
+on another lab, all variants of a row train the same parameters over the same process group and take
+turns, each turn in a random order that is the same on all ranks. A turn: a barrier, a step that is
+not counted, then the step that is: zero_grad, forward, loss, backward, SGD's update, as long as on
+the slowest rank. Below 1 Gbit/s, where steps are long, only pipelined plans get the uncounted step,
+for their steps begin in the one before. Figures are medians over turns; intervals are bootstraps
+over the turns' ratios.
 
 DDP: gradient_as_bucket_view=True, forward_sync_buffers=False, after its bucket rebuild, at its
 default (a first bucket of 1 MiB, then 25), at explicit caps of 1 to 100 MiB, at 25 MiB scaled like
@@ -38,6 +39,7 @@ from typing import Any
 from harness import finish, options
 from lab_evaluation import evaluate, tables
 from lab_rows import PAPER_ROWS, QUICK_ROW, RATES, ROWS, Row, RunFolder, groups
+from slipstream.errors import SlipstreamError
 from slipstream.lab import LabSettings, parse_rate, run_lab
 
 CONTEST = Path(__file__).with_name("lab_contest.py")
@@ -69,7 +71,9 @@ def run_stage(stage: str, rows: Sequence[Row], folder: RunFolder, settings: dict
         )
     )
     if result.exit_code:
-        raise RuntimeError(f"the {stage} run on {rows[0].rate} ended with {result.exit_code}.")
+        raise RuntimeError(
+            f"the {stage} run on {rows[0].rate} ended with exit code {result.exit_code}."
+        )
     return bool(result.check and result.check.cpu_bound)
 
 
@@ -114,14 +118,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--paper", action="store_true", help="the paper's comparison, 8 nodes")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--folder", type=Path, default=Path("runs/lab_plans"))
-    parser.add_argument("--row-seconds", type=float, default=75.0, help="about, of turns a row")
+    parser.add_argument("--row-seconds", type=float, default=60.0, help="of turns, where they fit")
     parser.add_argument("--turns", type=int, nargs=2, default=(7, 15), metavar=("LEAST", "MOST"))
     parser.add_argument("--steps", type=int, default=1, help="counted steps in a turn")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Runs the rows and prints the figures and tables; 1 when a job failed."""
+    """Runs the rows and prints figures and tables; returns 1 when a job failed."""
     arguments = parsed()
     try:
         rows = chosen_rows(arguments)
@@ -141,7 +145,11 @@ def main() -> int:
         "steps": arguments.steps,
     }
     began = time.monotonic()
-    run_rows(rows, folder, settings)
+    try:
+        run_rows(rows, folder, settings)
+    except (RuntimeError, SlipstreamError) as error:
+        print(f"lab_plans: {error} --resume goes on.", file=sys.stderr)
+        return 1
     results = folder.results(rows)
     figures, ratios = evaluate(results)
     texts = tables(results)

@@ -17,6 +17,7 @@ RATES = ("0.2gbit", "0.5gbit", "1gbit", "2gbit")
 LISTS = ("resnet50", "vgg16", "bert_base")
 LIST_BYTES = 20e6
 MIB = 2**20
+SETTLING_BITS_PER_SECOND = 1e9
 FULL_SIZE_RATE = REAL_RATE = "1gbit"
 AUTO = "auto"
 DDP_DEFAULT = "DDP default"
@@ -53,6 +54,15 @@ class Row:
         """What a rank trains."""
         size = f"{self.list_bytes / 1e6:g}MB" if self.list_bytes else "full"
         return f"{self.model}-{size}"
+
+    @property
+    def settles(self) -> bool:
+        """Whether every variant gets a step that is not counted at the start of its turn.
+
+        Where steps are long, what a barrier leaves behind is too little to see, and only plans
+        that gather get one: their steps begin in the one before.
+        """
+        return self.bits_per_second >= SETTLING_BITS_PER_SECOND and self.list_bytes is not None
 
     @property
     def bits_per_second(self) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -20,8 +21,10 @@ from slipstream.simulate import load_trace
 
 Step = Callable[[], None]
 LEARNING_RATE = 1e-4
-WARMUP_STEPS = 3
+WARMUP_STEPS = 2
 AUTO_LIMIT_STEPS = 100
+AUTO_JUDGES_STEPS = 12
+"""More than the steps by which auto tells whether its plan was worth it."""
 BATCH_SIZE = 8
 
 
@@ -90,13 +93,14 @@ class Variant:
     """One way to average gradients, ready to be timed.
 
     step: one training step; rest: brings to an end what a step leaves in flight; plan: the buckets
-    that travel; close: takes it off its model.
+    that travel; close: takes it off its model; story: how it came to its plan, if by itself.
     """
 
     step: Step
     plan: Plan
     rest: Step = lambda: None
     close: Step = lambda: None
+    story: str = ""
 
     def run(self, num_steps: int) -> None:
         """Trains some steps."""
@@ -119,9 +123,9 @@ def ddp(
         bucket_cap_mb_list=cap_list_mib,  # type: ignore[arg-type]  # and a list of them
     )
     step = step_of(wrapped, sgd(model), loss)
-    for _ in range(WARMUP_STEPS):
+    for _ in range(WARMUP_STEPS):  # the second forward finds new buckets
         step()
-    return Variant(step, plan_of_ddp(wrapped, torch.distributed.get_world_size()))
+    return Variant(step, plan_of_ddp(wrapped, dist.get_world_size()))
 
 
 def ddp_caps(row: Row, list_bytes: int) -> dict[str, float | None]:
@@ -138,9 +142,25 @@ def caps_of(plan: Plan) -> list[float]:
 
 
 def engine(model: nn.Module, loss: Callable[[nn.Module], Tensor], plan: Plan) -> Variant:
-    """Slipstream's engine by a given plan."""
+    """Slipstream's engine by a given plan, on the group that DDP has."""
     cluster = Cluster.regular(plan.nodes, 1)
-    sync = GradientSync(model, plan=plan, cluster=cluster)
+    sync = GradientSync(model, plan=plan, cluster=cluster, group=dist.group.WORLD)
     variant = Variant(step_of(model, sgd(model), loss), plan, close=sync.close)
     variant.run(WARMUP_STEPS)
     return variant
+
+
+def auto(model: nn.Module, loss: Callable[[nn.Module], Tensor], num_nodes: int) -> Variant:
+    """The engine as it comes, after it has measured, planned and judged what came of it."""
+    cluster = Cluster.regular(num_nodes, 1)
+    sync = GradientSync(model, plan="auto", cluster=cluster, group=dist.group.WORLD)
+    step = step_of(model, sgd(model), loss)
+    for _ in range(AUTO_LIMIT_STEPS):
+        if sync.history.plans[-1].reason:
+            break
+        step()
+    else:
+        raise RuntimeError(f"auto has decided nothing within {AUTO_LIMIT_STEPS} steps.")
+    for _ in range(AUTO_JUDGES_STEPS):
+        step()
+    return Variant(step, sync.plan, close=sync.close, story=sync.history.plans[-1].reason)
