@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pipelined import pipelined_plan
 from slipstream.sync import GradientSync
 from small_models import reseeded
 
@@ -44,6 +45,7 @@ class Side(Protocol):
     def no_sync(self) -> AbstractContextManager[None]: ...
     def clip(self, max_norm: float) -> torch.Tensor: ...
     def unscale(self, scaler: torch.amp.GradScaler) -> None: ...
+    def look(self) -> None: ...
     def finish(self) -> None: ...
 
     optimizer: torch.optim.Optimizer
@@ -78,6 +80,9 @@ class WithDDP:
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
         scaler.unscale_(self.optimizer)
 
+    def look(self) -> None:
+        """Gradients are there."""
+
     def finish(self) -> None:
         """Its buffers are rank 0's since the last forward began; nothing more is promised."""
 
@@ -85,12 +90,16 @@ class WithDDP:
 class WithSlipstream:
     """Ours; other seeds on other ranks, since rank 0's weights win."""
 
-    def __init__(self, planner: str, attached: bool, rank: int) -> None:
+    def __init__(self, planner: str, way: str, rank: int) -> None:
         self.model: nn.Module = reseeded(Branches(), rank)
-        self.sync = GradientSync(self.model, plan=planner)
+        plan = pipelined_plan(self.model, 3, 2) if planner == "pipelined" else planner
+        self.sync = GradientSync(self.model, plan=plan)
         self.optimizer = sgd(self.model)
-        if attached:
+        self.looks = way == "looked at"
+        if way == "attached":
             self.sync.attach(self.optimizer)
+        elif way:
+            self.optimizer = self.sync.deferred(self.optimizer)
 
     def loss(self, images: torch.Tensor, use: tuple[int, ...]) -> torch.Tensor:
         loss: torch.Tensor = self.model(images, use)
@@ -104,6 +113,10 @@ class WithSlipstream:
 
     def unscale(self, scaler: torch.amp.GradScaler) -> None:
         self.sync.unscale_(scaler, self.optimizer)
+
+    def look(self) -> None:
+        if self.looks:
+            self.sync.flush()
 
     def finish(self) -> None:
         self.sync.sync_buffers()
@@ -179,17 +192,23 @@ SCENARIOS: dict[str, Callable[[Side, int], Iterator[None]]] = {
     "scaling": scaling,
 }
 OURS = {
-    "ddp planner": ("ddp", False),
-    "wfbp planner": ("wfbp", False),
-    "single planner, attached": ("single", True),
-    "wfbp planner, attached": ("wfbp", True),
+    "ddp planner": ("ddp", ""),
+    "wfbp planner": ("wfbp", ""),
+    "single planner, attached": ("single", "attached"),
+    "wfbp planner, attached": ("wfbp", "attached"),
+    "wfbp planner, deferred": ("wfbp", "deferred"),
+    "pipelined, looked at": ("pipelined", "looked at"),
+    "pipelined": ("pipelined", "deferred"),
 }
+HIDDEN = "pipelined"
+"""The way whose gradients are not there between two steps."""
 
 
 def observe(side: Side, scenario: str, rank: int) -> dict[str, torch.Tensor]:
     """Runs the scenario; what is compared of it."""
     seen = []
     for _ in SCENARIOS[scenario](side, rank):
+        side.look()
         seen += [
             torch.full_like(p, float("nan")) if p.grad is None else p.grad.clone()
             for p in side.model.parameters()
@@ -208,8 +227,8 @@ def run_all(rank: int, _world_size: int) -> dict[str, Any]:
     for scenario in SCENARIOS:
         find_unused = scenario == "unused"
         ways = {"torch": observe(WithDDP(find_unused), scenario, rank)}
-        for name, (planner, attached) in OURS.items():
-            ways[name] = observe(WithSlipstream(planner, attached, rank), scenario, rank)
+        for name, (planner, way) in OURS.items():
+            ways[name] = observe(WithSlipstream(planner, way, rank), scenario, rank)
         results[scenario] = ways
     return results
 

