@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from slipstream.cluster import Cluster
 from slipstream.comm.peers import Peers
 from slipstream.costs import ClusterSpec, Costs
 from slipstream.errors import CostError, RankFailure, RanksDiffer
-from slipstream.measure import SIZES, probe, probe_budgeted
+from slipstream.measure import OPERATIONS, SIZES, probe, probe_budgeted
 from slipstream.measure.links import inner_pairs, outer_pairs
 from slipstream.measure.spread import median_and_spread
 from slipstream.measure.timing import MAX_ROUNDS, Bench, Sweep
@@ -130,6 +131,22 @@ def test_a_budgeted_probe_leaves_out_the_links_and_what_there_is_no_time_for() -
     assert "Sizes above 1.00 KiB took longer than there was time for." in zero.note
 
 
+def test_the_halves_are_measured_as_all_reduces_are_and_serve_pipelined_plans() -> None:
+    cluster = Cluster((1, 1, 1))
+    sizes = (4, 1024, 4096)  # 4 bytes, one element: fewer than ranks
+
+    def body(rank: Rank) -> ClusterSpec:
+        return probe_budgeted(rank.group, cluster, sizes, 30.0, operations=OPERATIONS)
+
+    first, *others = run_ranks(body, 3)
+    assert others == [first] * 2
+    assert [cost.operation for cost in first.costs] == list(OPERATIONS)
+    costs = Costs.of(first)
+    for cost in first.costs:
+        assert cost.points is not None and [size for size, _ in cost.points] == list(sizes)
+        assert costs.curve("native", cost.operation).seconds(1024) == cost.points[1][1] > 0
+
+
 def test_ranks_that_probe_differently_all_say_so() -> None:
     def body(rank: Rank) -> None:
         probe_budgeted(rank.group, Cluster((2,)), (1024, 2048 + 4 * rank.rank), 1.0)
@@ -137,6 +154,15 @@ def test_ranks_that_probe_differently_all_say_so() -> None:
     for outcome in run_ranks_settled(body, 2):
         assert isinstance(outcome, RanksDiffer)
         assert "sizes are [1024, 2048] on rank 0 and [1024, 2052] on rank 1" in str(outcome)
+
+
+@pytest.mark.parametrize("operations", [(), ("all_gather", "all_gather"), ("broadcast",)])
+def test_operations_that_cannot_be_measured_are_refused(operations: Any) -> None:
+    def body(rank: Rank) -> None:
+        probe_budgeted(rank.group, Cluster((2,)), (1024,), 1.0, operations=operations)
+
+    for outcome in run_ranks_settled(body, 2):
+        assert isinstance(outcome, CostError) and "each once" in str(outcome)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def probe(
         bool, typer.Option("--json", help="Print the cluster file, alone on standard output.")
     ] = False,
 ) -> None:
-    """Measure all-reduces from 1 KiB to 256 MiB, and the links.
+    """Measure all-reduces and their halves from 1 KiB to 256 MiB, and the links.
 
     Run it as a job trains: inside torchrun or srun on all nodes, or alone to start ranks here.
     Nothing else should use the network or the processors meanwhile.

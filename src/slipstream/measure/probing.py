@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -12,10 +13,13 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from slipstream.cluster import Cluster
-from slipstream.comm import Native
+from slipstream.comm import Native, NativeHalves
 from slipstream.comm.peers import Peers
+from slipstream.comm.torch_comm import backend_of
 from slipstream.costs import ClusterSpec, Links, MeasuredCost
+from slipstream.costs.cluster_file import Operation
 from slipstream.errors import CostError, RanksDiffer
+from slipstream.measure.halves import GatherHalf, ScatterHalf
 from slipstream.measure.links import measure_links
 from slipstream.measure.spread import median_and_spread
 from slipstream.measure.timing import FLOAT_BYTES, Bench, Sweep
@@ -23,6 +27,8 @@ from slipstream.words import size as size_words
 
 SIZES = tuple(2**power for power in range(10, 29))
 """1 KiB to 256 MiB, doubling."""
+OPERATIONS: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather")
+"""What can be measured: all-reduces, and the two halves of which pipelined plans consist."""
 _LINK_SHARE = 0.2
 _LARGEST_MESSAGE_BYTES = 4 * 2**20
 
@@ -33,18 +39,20 @@ def probe(
     *,
     sizes: Sequence[int] = SIZES,
     seconds: float = 60.0,
+    operations: Sequence[Operation] = ("all_reduce",),
     device: torch.device | None = None,
     store: Store | None = None,
     timeout_seconds: float = 600.0,
     clock: Callable[[], float] = time.perf_counter,
     tell: Callable[[str], None] = lambda _: None,
 ) -> ClusterSpec:
-    """Measures what all-reduces and links cost on the cluster; all ranks call it alike.
+    """Measures what collectives and links cost on the cluster; all ranks call it alike.
 
     group: all ranks of the cluster, unused meanwhile. sizes: of buckets in bytes, increasing
     multiples of 4; the largest ones are left out where the time does not suffice, and the smallest
-    is always measured. seconds: about what it may take, by rank 0's clock. device: where gradients
-    live, by default the CPU. tell: takes sentences about the progress.
+    is always measured. seconds: about what it may take, by rank 0's clock. operations: out of
+    OPERATIONS, which share the time. device: where gradients live, by default the CPU. tell: takes
+    sentences about the progress.
 
     Returns the same on every rank: the table with medians and interquartile ranges over the
     repetitions, each that of its slowest rank, and the links inside and between nodes.
@@ -52,12 +60,12 @@ def probe(
     Raises CostError for settings that cannot be measured, RanksDiffer on all ranks when theirs
     differ, RankFailure when one does not come.
     """
-    bench = _bench(group, cluster, sizes, seconds, device, store, timeout_seconds, clock, tell)
-    cost = _all_reduce(group, bench, sizes, seconds * (1 - _LINK_SHARE))
-    assert cost.points is not None
-    large_bytes = min(_LARGEST_MESSAGE_BYTES, max(cost.points[-1][0], 2048))
+    asked = _Asked(sizes, seconds, operations)
+    bench = _bench(group, cluster, asked, device, store, timeout_seconds, clock, tell)
+    costs = _costs(group, bench, asked, seconds * (1 - _LINK_SHARE))
+    large_bytes = min(_LARGEST_MESSAGE_BYTES, max(_largest(costs), 2048))
     links = measure_links(group, cluster, bench, large_bytes)
-    return _spec(group, cluster, bench, cost, sizes, links)
+    return _spec(group, cluster, bench, costs, sizes, links)
 
 
 def probe_budgeted(
@@ -66,24 +74,32 @@ def probe_budgeted(
     sizes: Sequence[int],
     seconds: float,
     *,
+    operations: Sequence[Operation] = ("all_reduce",),
     device: torch.device | None = None,
     store: Store | None = None,
     timeout_seconds: float = 600.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ClusterSpec:
-    """`probe` of all-reduces alone, for a job that has little time and knows its sizes."""
-    bench = _bench(
-        group, cluster, sizes, seconds, device, store, timeout_seconds, clock, lambda _: None
-    )
-    cost = _all_reduce(group, bench, sizes, seconds)
-    return _spec(group, cluster, bench, cost, sizes, None)
+    """`probe` without the links, for a job that has little time and knows its sizes."""
+    asked = _Asked(sizes, seconds, operations)
+    bench = _bench(group, cluster, asked, device, store, timeout_seconds, clock, lambda _: None)
+    costs = _costs(group, bench, asked, seconds)
+    return _spec(group, cluster, bench, costs, sizes, None)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be measured, which has to be the same on every rank."""
+
+    sizes: Sequence[int]
+    seconds: float
+    operations: Sequence[Operation]
 
 
 def _bench(
     group: dist.ProcessGroup,
     cluster: Cluster,
-    sizes: Sequence[int],
-    seconds: float,
+    asked: _Asked,
     device: torch.device | None,
     store: Store | None,
     timeout_seconds: float,
@@ -93,8 +109,9 @@ def _bench(
     """Checks what is asked, on this rank and against the others."""
     peers = Peers(group, store, timeout_seconds, device or torch.device("cpu"))
     mine = {
-        "sizes": list(sizes),
-        "seconds": seconds,
+        "sizes": list(asked.sizes),
+        "seconds": asked.seconds,
+        "operations": list(asked.operations),
         "ranks of each node": list(cluster.ranks_per_node),
         "device type": (device or torch.device("cpu")).type,
     }
@@ -106,11 +123,12 @@ def _bench(
                     f"Ranks differ: the probe's {name} are {value} on rank 0 and {other[name]} on "
                     f"rank {rank}. Probe with the same settings on every rank."
                 )
-    _check(cluster, peers.world_size, sizes, seconds)
+    _check(cluster, peers.world_size, asked)
     return Bench(peers, device or torch.device("cpu"), clock, tell)
 
 
-def _check(cluster: Cluster, world_size: int, sizes: Sequence[int], seconds: float) -> None:
+def _check(cluster: Cluster, world_size: int, asked: _Asked) -> None:
+    sizes, seconds = asked.sizes, asked.seconds
     if cluster.world_size != world_size:
         raise CostError(
             f"The cluster has {cluster.world_size} ranks and the group that measures it "
@@ -122,49 +140,73 @@ def _check(cluster: Cluster, world_size: int, sizes: Sequence[int], seconds: flo
         raise CostError(f"Sizes to probe are multiples of {FLOAT_BYTES} bytes, not {list(sizes)}.")
     if any(after <= before for before, after in pairwise(sizes)):
         raise CostError(f"Sizes to probe increase: {list(sizes)} do not.")
+    known = len(set(asked.operations) & set(OPERATIONS))
+    if not known or known < len(asked.operations):
+        raise CostError(
+            f"Operations to probe are some of {', '.join(OPERATIONS)}, each once; not "
+            f"{', '.join(asked.operations) or 'none'}."
+        )
     if not (math.isfinite(seconds) and seconds > 0):
         raise CostError(f"A probe takes a finite time above 0, not {seconds} s.")
 
 
-def _all_reduce(
-    group: dist.ProcessGroup, bench: Bench, sizes: Sequence[int], seconds: float
+def _costs(
+    group: dist.ProcessGroup, bench: Bench, asked: _Asked, seconds: float
+) -> tuple[MeasuredCost, ...]:
+    halves = NativeHalves(group)
+    runs: dict[Operation, Callable[[torch.Tensor], None]] = {
+        "all_reduce": Native(group).sum_,
+        "reduce_scatter": ScatterHalf(halves, group.size()),
+        "all_gather": GatherHalf(halves, group.size()),
+    }
+    share = {name: 2 if name == "all_reduce" else 1 for name in asked.operations}  # as the bytes
+    return tuple(
+        _cost(name, runs[name], bench, asked.sizes, seconds * share[name] / sum(share.values()))
+        for name in asked.operations
+    )
+
+
+def _cost(
+    name: Operation,
+    run: Callable[[torch.Tensor], None],
+    bench: Bench,
+    sizes: Sequence[int],
+    seconds: float,
 ) -> MeasuredCost:
-    native = Native(group)
     with torch.no_grad():
-        times = Sweep(native.sum_, bench, sizes, seconds).run()
+        times = Sweep(run, bench, sizes, seconds).run()
     found = {size: median_and_spread(repetitions) for size, repetitions in times.items()}
     return MeasuredCost(
         collective="native",
+        operation=name,
         points=tuple((size, median) for size, (median, _) in found.items()),
         spread_seconds=tuple(spread for _, spread in found.values()),
     )
+
+
+def _largest(costs: Sequence[MeasuredCost]) -> int:
+    """The largest size that was reached for every operation."""
+    return min(cost.points[-1][0] for cost in costs if cost.points)
 
 
 def _spec(
     group: dist.ProcessGroup,
     cluster: Cluster,
     bench: Bench,
-    cost: MeasuredCost,
+    costs: tuple[MeasuredCost, ...],
     sizes: Sequence[int],
     links: Links | None,
 ) -> ClusterSpec:
-    assert cost.points is not None
-    largest = cost.points[-1][0]
+    largest = _largest(costs)
     note = "Medians over repetitions back to back, each of its slowest rank."
     if largest < sizes[-1]:
         note += f" Sizes above {size_words(largest)} took longer than there was time for."
     counts = set(cluster.ranks_per_node)
     return ClusterSpec(
-        backend=_backend(group, bench.device),
+        backend=backend_of(group, bench.device),
         nodes=cluster.nodes,
         ranks_per_node=counts.pop() if len(counts) == 1 else cluster.ranks_per_node,
         links=links,
-        costs=(cost,),
+        costs=costs,
         note=note,
     )
-
-
-def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
-    """The backend's name, also of a group that torch.distributed has not registered."""
-    name: str = group._get_backend(device).name()
-    return name

@@ -20,7 +20,7 @@ from slipstream.cluster import Cluster
 from slipstream.data import Batch
 from slipstream.documents import Document
 from slipstream.errors import CostError
-from slipstream.measure import probe, profile
+from slipstream.measure import OPERATIONS, probe, profile
 from slipstream.sync import GradientSync
 from slipstream.trace import Trace
 from slipstream.train.build import Data, build_data, build_model, build_optimizer, build_schedule
@@ -68,6 +68,7 @@ def probe_on_rank(
                 job.group,
                 cluster,
                 seconds=wanted["seconds"],
+                operations=OPERATIONS,
                 device=job.device,
                 store=job.store,
                 timeout_seconds=job.timeout_seconds,
