@@ -106,6 +106,9 @@ def test_clipping_scales_the_pieces_and_returns_one_norm_everywhere(norm_type: f
             trainee.backward(step)
             assert trainee.sync.nonfinite() is None
             norms.append(trainee.sync.clip_grad_norm_(0.3 if step % 2 else 1e9, norm_type))
+            if step == 3:
+                norms.append(trainee.sync.clip_grad_norm_(torch.inf))
+                norms.append(trainee.sync.clip_grad_norm_(0.1, norm_type))
             trainee.optimizer.step()
         return trainee.end(), torch.stack(norms)
 
@@ -131,6 +134,19 @@ def test_a_step_with_nan_is_told_on_all_ranks_and_can_be_left_out() -> None:
                 assert found.ranks == (1,) and found.parameter == "3.bias"
 
     both(run, check_finite=True)
+
+
+def test_ranks_with_unequal_numbers_of_batches() -> None:
+    def run(trainee: Trainee) -> None:
+        batches = [batch(trainee.rank, step) for step in range(3 + 2 * trainee.rank)]
+        for x, last in trainee.sync.uneven(batches, window=2):
+            if x is not None:
+                loss_of(trainee.model, x).backward()
+            if last:
+                trainee.optimizer.step()
+                trainee.optimizer.zero_grad()
+
+    both(run)
 
 
 @pytest.mark.parametrize("steps", [(0, 1), (0, 1, 2)])

@@ -5,7 +5,7 @@
 A flag is 1 where the rank contributed to the parameter's average; after the sum, 0 means that
 nobody did. With `check_finite` it is NaN where the rank's gradient was not finite. A rank puts the
 norm of its pieces into its own place, so that all ranks form the total norm from the same numbers
-in the same order.
+in the same order. Who asks for the norm in one round is given it in the next one's first message.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ class Agreement:
         self._norms = self._message[len(slots) :]
         self._collective = collective
         self._rank = rank
-        self._norm_type: float | None = None
+        self._sent_norm: float | None = None
+        self._asked_norm: float | None = None
+        self._usual_norm: float | None = None
 
     def begin(self) -> None:
         """Starts a round: everything contributed, until somebody says otherwise."""
         self.local_flags.fill_(1.0)
         self.ticket = None
+        self._usual_norm, self._asked_norm = self._asked_norm, None
 
     def send(
         self, channel: Channel, rows: Sequence[torch.Tensor], norm_type: float | None = None
@@ -53,9 +56,11 @@ class Agreement:
 
         rows: this rank's pieces, of which the norm is taken when the message's turn comes.
         """
-        if self.ticket is not None and norm_type in (None, self._norm_type):
+        self._asked_norm = norm_type or self._asked_norm
+        if self.ticket is not None and norm_type in (None, self._sent_norm):
             return
-        self._norm_type = norm_type
+        norm_type = norm_type or self._usual_norm
+        self._sent_norm = norm_type
 
         def exchange() -> None:
             self.flags.copy_(self.local_flags)
@@ -68,9 +73,13 @@ class Agreement:
 
     def total_norm(self) -> torch.Tensor:
         """The norm of all averages (0-d, float64), once the message with it has come back."""
-        assert self._norm_type is not None
-        norm: torch.Tensor = torch.linalg.vector_norm(self._norms, self._norm_type)
+        assert self._sent_norm is not None
+        norm: torch.Tensor = torch.linalg.vector_norm(self._norms, self._sent_norm)
         return norm
+
+    def pieces_changed(self) -> None:
+        """The norm that was sent is out of date."""
+        self._sent_norm = self._usual_norm = None
 
     def used(self) -> list[bool]:
         """Which parameters some rank contributed to. On a GPU this waits where a rank did not."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
+from slipstream.errors import SlipstreamError
 from slipstream.sync.nonfinite import Flagged
 from slipstream.sync.pieces import Piece
 from slipstream.sync.pipelined_reducer import PipelinedReducer
@@ -44,14 +46,17 @@ class Pipeline:
         return [reducer.agreement]
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
-        """As `GradientSync.clip_grad_norm_`, on the pieces."""
+        """As `GradientSync.clip_grad_norm_`, on the pieces. Raises SlipstreamError."""
+        if not norm_type > 0:
+            raise SlipstreamError(f"Averages are clipped by a norm above 0, not {norm_type:g}.")
         reducer = self._reducer
         with self._rounds.awaiting("agreeing on the norm"):
             reducer.agree(norm_type)
             reducer.await_(reducer.agreement.ticket)
         norm = reducer.agreement.total_norm()
-        # as torch.nn.utils.clip_grads_with_norm_ does it, without a branch to wait for on a GPU
-        reducer.scale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
+        if max_norm < math.inf:
+            # as torch.nn.utils.clip_grads_with_norm_ does it: no branch to wait for on a GPU
+            reducer.scale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         dtypes = {bucket.row.dtype for bucket in reducer.buffers}
         return norm if torch.float64 in dtypes else norm.float()
 

@@ -132,6 +132,7 @@ class PipelinedReducer:
         """Multiplies this rank's pieces, which must have been reduced, before they are gathered."""
         for bucket in self.buffers:
             bucket.row.mul_(factor.to(bucket.row.dtype))
+        self.agreement.pieces_changed()
 
     def gather(self) -> None:
         """Sends every gather bucket."""
