@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from piloted import PLANNED, STEPS, TOLD, Trainer, reference, slow_links
+from piloted import PLANNED, STEPS, TOLD, Trainer, reference, samples, slow_links
 from ranks import Rank, run_ranks
 from slipstream.auto import GradientSync
 from slipstream.cluster import Cluster
@@ -138,6 +138,41 @@ def test_without_an_optimizer_the_plan_stays_and_one_warning_says_why(
     assert "Rank 1 has seen no whole training step" in line
 
 
+def test_pipelined_updates_in_the_next_forward_from_its_swap_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train(rank: Rank) -> tuple[Steps, list[torch.Tensor], int]:
+        trainer = Trainer(rank, {"planner": "pipelined"})
+        sgd = torch.optim.SGD(trainer.model.parameters(), lr=0.01, momentum=0.9)
+        trainer.optimizer = trainer.sync.deferred(sgd)
+        trainer.run(TOLD + 3).sync.flush()
+        state = trainer.model.state_dict()
+        return in_short(trainer.sync.plans), list(state.values()), trainer.count
+
+    model = workers(StoodClock()).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    outcomes = run_ranks(train, 2)
+    for count in range(outcomes[0][2]):
+        optimizer.zero_grad()
+        for rank in range(2):
+            (model(samples(rank, count)).square().mean() / 2).backward()
+        optimizer.step()
+    for plans, mine, _ in outcomes:
+        assert plans[2][:2] == (PLANNED, "pipelined") and len(plans) == 3
+        torch.testing.assert_close(mine, list(model.state_dict().values()), rtol=1e-12, atol=0.0)
+    assert len(lines(caplog)) == 1
+
+
+def test_pipelined_without_a_deferred_optimizer_changes_nothing_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train(rank: Rank) -> Steps:
+        return in_short(Trainer(rank, plan="pipelined").run(TOLD).sync.plans)
+
+    assert run_ranks(train, 2) == [[(0, "ddp", 1), (1, "ddp", 1)]] * 2
+    assert "optimizer = sync.deferred(optimizer)" in lines(caplog, logging.WARNING)[0]
+
+
 def test_a_model_that_changes_its_trainable_parameters_is_measured_again() -> None:
     def train(rank: Rank) -> tuple[Steps, Trainer]:
         trainer = Trainer(rank).run(TOLD)
@@ -177,12 +212,17 @@ def test_it_looks_once_more_later_and_then_leaves_no_hook_behind(
     assert "optimal (3 buckets) stays" in lines(caplog, logging.DEBUG)[-1]
 
 
-def test_the_cluster_is_probed_where_no_costs_are_given(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("planner", ["wfbp", "pipelined"])
+def test_the_cluster_is_probed_where_no_costs_are_given(
+    planner: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def train(rank: Rank) -> int:
         model = mlp()
-        options = {"probe_seconds": 0.05, "steps": 3, "planner": "wfbp"}
+        options = {"probe_seconds": 0.05, "steps": 3, "planner": planner}
         sync = GradientSync(model, plan="auto", plan_options=options, group=rank.group)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if planner == "pipelined":
+            optimizer = sync.deferred(optimizer)
         for step in range(PLANNED):
             optimizer.zero_grad()
             loss_of(model, batch(rank.rank, step)).backward()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from torch import nn
 from ranks import Rank
 from slipstream.auto import GradientSync
 from slipstream.cluster import Cluster
-from slipstream.costs import Costs, Line
+from slipstream.costs import CostKey, Costs, Curve, Line, Operation
 from small_models import Gradients, gradients
 from worked_models import StoodClock, workers
 
@@ -25,8 +25,16 @@ TOLD = PLANNED + 2 + STEPS
 
 
 def slow_links(world_size: int = 2) -> Costs:
-    """0.4 s a byte and nothing a bucket: three buckets of 24 B hide what one of 72 B cannot."""
-    return Costs.from_curves(Cluster((world_size,)), {"native": Line(0.0, 0.4)})
+    """0.4 s a byte and nothing a bucket: three buckets of 24 B hide what one of 72 B cannot.
+
+    Each half of an all-reduce takes half of that.
+    """
+    curves = {"all_reduce": 0.4, "reduce_scatter": 0.2, "all_gather": 0.2}
+    measured: dict[CostKey, Curve] = {
+        ("native", operation, "float32"): Line(0.0, curves[operation])
+        for operation in get_args(Operation)
+    }
+    return Costs(Cluster((world_size,)), measured)
 
 
 @dataclass
@@ -57,7 +65,8 @@ class Trainer:
             store=self.rank.store,
             **self.given,
         )
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        sgd = torch.optim.SGD(self.model.parameters(), lr=0.0)
+        self.optimizer: torch.optim.Optimizer = sgd
         self.count = 0
 
     def step(self, micro_batches: int = 1, between: Callable[[], None] = lambda: None) -> None:

@@ -150,6 +150,33 @@ def test_the_clock_cuts_a_step_into_spans() -> None:
     assert record["spans"][-1]["bytes"] == 4096
 
 
+def test_a_step_whose_round_ends_in_the_next_one_is_recorded_with_the_gathers_in_it() -> None:
+    readings = iter([0.0, 10.0, 11.0, 14.0, 15.0, 20.0, 21.0])
+    clock = StepClock(readings.__next__)
+    clock.begin()
+    for row in ("forward", "backward", "update"):
+        clock.cut(row)
+    clock.begin()
+    clock.cut("forward")
+
+    def bucket(start: float, end: float) -> BucketTimes:
+        return BucketTimes(0, 4, ready_seconds=start, start_seconds=start, end_seconds=end)
+
+    earlier = StepTimeline((bucket(2.0, 3.0),), 0.0, (bucket(9.0, 10.5), bucket(8.0, 9.0)))
+    timeline = StepTimeline((bucket(12.0, 13.0),), 0.0, (bucket(14.5, 20.5), bucket(20.0, 21.0)))
+    record = clock.record(2, timeline, earlier)
+    assert record["step"] == 1
+    spans = [(s["row"], s["name"], s["start_seconds"], s["end_seconds"]) for s in record["spans"]]
+    assert spans == [
+        ("forward", "forward", 0.0, 1.0),
+        ("backward", "backward", 1.0, 4.0),
+        ("update", "update", 4.0, 5.0),
+        ("communication", "gather 0", 0.0, 0.5),
+        ("communication", "bucket 0", 2.0, 3.0),
+        ("communication", "gather 0", 4.5, 10.5),
+    ]
+
+
 def test_a_single_rank_sums_to_itself() -> None:
     job = Job(0, Cluster((1,)))
     job.on_rank_zero(lambda: None, "doing nothing")

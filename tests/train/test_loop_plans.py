@@ -5,15 +5,18 @@ from __future__ import annotations
 import html
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import pytest
 
 from slipstream.auto import pilot
 from slipstream.auto.decision import StepTime, Verdict
-from slipstream.costs import ClusterSpec, MeasuredCost
+from slipstream.auto.settings import AutoSettings
+from slipstream.costs import ClusterSpec, Costs, MeasuredCost, Operation
 from slipstream.errors import CostError, PlanError
 from slipstream.plan import Plan, PlanHistory, plan_step
+from slipstream.report.records import read_metrics
+from slipstream.trace import Trace
 from slipstream.train.checkpoint import find_checkpoint, load
 from slipstream.train.recipe import Recipe
 from training_runs import run_all, tiny_recipe
@@ -23,8 +26,13 @@ PLANNED = 21  # the round after which auto has made up its mind
 
 def recipe(tmp_path: Path, *overrides: str) -> Recipe:
     """7 epochs of 5 steps under auto, with costs from a file, saved in the middle of epochs."""
-    costs = MeasuredCost(collective="native", startup_seconds=1e-3, seconds_per_byte=1e-9)
-    spec = ClusterSpec(backend="gloo", nodes=1, ranks_per_node=2, costs=(costs,))
+    costs = tuple(
+        MeasuredCost(
+            collective="native", operation=operation, startup_seconds=1e-3, seconds_per_byte=1e-9
+        )
+        for operation in get_args(Operation)
+    )
+    spec = ClusterSpec(backend="gloo", nodes=1, ranks_per_node=2, costs=costs)
     spec.save(tmp_path / "cluster.json")
     return tiny_recipe(
         "sync.planner=auto",
@@ -38,12 +46,18 @@ def recipe(tmp_path: Path, *overrides: str) -> Recipe:
 
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Lets auto find that one bucket a gradient is best, whatever it measured; when it decided."""
+    """Lets auto change its plan whatever it measured, by default to one bucket a gradient.
+
+    Holds the measured steps of every decision.
+    """
     found = []
 
-    def decide(trace: Any, costs: Any, plan: Plan, measured: StepTime, _settings: Any) -> Verdict:
+    def decide(
+        trace: Trace, costs: Costs, _plan: Plan, measured: StepTime, settings: AutoSettings
+    ) -> Verdict:
         found.append(measured.seconds)
-        return Verdict(plan=plan_step("wfbp", trace, costs), old_seconds=2.0, new_seconds=1.0)
+        planner = "pipelined" if settings.gathers else "wfbp"
+        return Verdict(plan=plan_step(planner, trace, costs), old_seconds=2.0, new_seconds=1.0)
 
     monkeypatch.setattr(pilot, "decide", decide)
     monkeypatch.setattr(StepTime, "is_slower_than", lambda *_: False)
@@ -117,3 +131,37 @@ def test_damaged_plans_in_a_run_folder_stop_a_resume_and_are_named(tmp_path: Pat
 def test_costs_of_another_cluster_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CostError, match="on 1 node with 2 ranks and 1 node with 4 ranks"):
         run_all(recipe(tmp_path), 4, tmp_path / "run")
+
+
+def test_updates_in_the_next_forward_train_evaluate_save_and_resume_at_any_step(
+    decided: list[float], tmp_path: Path
+) -> None:
+    settings = [
+        "train.clip_grad_norm=0.5",
+        "train.accumulation_steps=2",
+        "run.log_every_steps=1",
+        "train.on_nonfinite=skip",
+    ]
+    plain = run_all(recipe(tmp_path, "sync.planner=ddp", *settings), 2, tmp_path / "plain")[0]
+    pipelined = recipe(tmp_path, "sync.planner=pipelined", *settings)
+    whole = run_all(pipelined, 2, tmp_path / "whole")[0]
+    assert planned(tmp_path / "whole")[2:] == [(PLANNED, "pipelined")]
+    assert len(decided) == 1
+    for name in ("train_loss", "test_accuracy"):
+        assert whole[name] == pytest.approx(plain[name], rel=1e-4)
+    norms = [
+        [
+            record["gradient_norm"]
+            for record in read_metrics(tmp_path / run / "metrics.jsonl")
+            if record["kind"] == "step"
+        ]
+        for run in ("whole", "plain")
+    ]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-3)
+    for step in (18, 27):
+        run = tmp_path / f"from {step}"
+        shutil.copytree(tmp_path / "whole", run)
+        checkpoint = run / "checkpoints" / f"step-{step:08}"
+        (run / "summary.json").unlink()
+        resumed = run_all(pipelined, 2, run, resume=checkpoint)[0]
+        assert resumed["weights_sha256"] == whole["weights_sha256"]

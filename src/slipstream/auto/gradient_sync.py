@@ -35,11 +35,11 @@ class GradientSync(sync.GradientSync):
     parameters become trainable. What it did is one line of the logger "slipstream" on rank 0, and
     stands in `history`. Once done it costs nothing.
 
-        plan_options: planner ("optimal"; or "mgwfbp", "wfbp", "single", "ddp", "fixed") and its
-        own options; costs (Costs or ClusterSpec) instead of a probe; probe_seconds (3.0, and at
-        most as long as 30 steps); steps (8) that are profiled and timed; again_after_steps.
+        plan_options: planner ("optimal", or any other name) and its own options; costs (Costs or
+        ClusterSpec) instead of a probe; probe_seconds (3.0, and at most as long as 30 steps);
+        steps (8) that are profiled and timed; again_after_steps (1,000).
 
-    "optimal", "mgwfbp": auto with that planner.
+    "optimal", "mgwfbp", "pipelined": auto with that planner; the last needs `deferred`.
 
     A path, or a text that ends with ".json": a plan file is followed, and of a plans file each plan
     from its step on.

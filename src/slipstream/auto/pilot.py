@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import Store
 
 from slipstream.auto import telling
 from slipstream.auto.decision import StepTime, Verdict, decide, of_these
-from slipstream.auto.settings import AutoSettings
+from slipstream.auto.settings import HALVES, AutoSettings
 from slipstream.auto.sizes import sizes_to_probe
 from slipstream.cluster import Cluster
 from slipstream.comm.peers import Peers
@@ -52,6 +52,9 @@ _PROBE_STEPS = 30
 _HARMLESS = (TraceError, CostError, PlanError, RanksDiffer, UnsupportedModel)
 """What all ranks find out together, and what training can go on without."""
 
+_UNDEFERRED = (
+    "planner 'pipelined' takes a deferred optimizer: optimizer = sync.deferred(optimizer)."
+)
 _log = logging.getLogger("slipstream")
 
 
@@ -123,7 +126,8 @@ class Pilot:
     def _whole_course(self) -> Course[None]:
         yield  # the round after which the ready order is known
         costs = yield from self._improve(self._settings.costs)
-        if costs is not None:
+        # A step whose parts overlap with the next one's cannot be profiled.
+        if costs is not None and self._engine.plan.gather is None:
             yield from _rounds(self._settings.again_after_steps)
             yield from self._improve(costs, is_first=False)
 
@@ -131,6 +135,8 @@ class Pilot:
         """Measures, plans, and swaps where that pays; returns the costs, None without success."""
         engine = self._engine
         try:
+            if self._settings.gathers and not engine.is_deferred:
+                raise PlanError(_UNDEFERRED)
             trace = yield from self._profiled()
             before = yield from self._timed(1)
             costs = costs or self._probed(trace, before)
@@ -207,6 +213,7 @@ class Pilot:
             around.cluster,
             sizes_to_probe([charged_bytes(gradient) for gradient in trace.gradients]),
             min(self._settings.probe_seconds, _PROBE_STEPS * step.seconds),
+            operations=("all_reduce", *(HALVES if self._settings.gathers else ())),
             device=around.device,
             store=around.store,
             timeout_seconds=around.timeout_seconds,

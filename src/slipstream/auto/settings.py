@@ -8,20 +8,23 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from slipstream.cluster import Cluster
-from slipstream.costs import ClusterSpec, Costs, Line
+from slipstream.costs import ClusterSpec, Costs, Line, Operation
 from slipstream.errors import PlanError
 from slipstream.plan import PLANNER_NAMES, plan_step
 from slipstream.trace import Trace, TraceGradient
 
-STEP_PLANNERS = ("optimal", "mgwfbp")
+STEP_PLANNERS = ("optimal", "mgwfbp", "pipelined")
 """Planners that need measurements: naming one as the plan means auto with it."""
+HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
+"""What a plan that gathers does instead of an all-reduce."""
 
 
 @dataclass(frozen=True)
 class AutoSettings:
     """How auto measures and plans.
 
-    planner: who plans once all is measured; planner_options: the keywords that `plan_step` takes
+    planner: who plans once all is measured ("pipelined" needs a deferred optimizer);
+    planner_options: the keywords that `plan_step` takes
     for it. costs: of the cluster; None means that they are probed, in at most `probe_seconds`.
     steps: that are profiled, and that are timed before and after a change. again_after_steps: when
     the model is profiled once more. clock: seconds from any fixed point on, for everything that is
@@ -62,8 +65,8 @@ class AutoSettings:
 
     def check(self) -> None:
         """Raises PlanError for settings out of bounds, and whatever the planner would refuse."""
-        if self.planner not in PLANNER_NAMES or self.planner == "pipelined":
-            known = ", ".join(name for name in PLANNER_NAMES if name != "pipelined")
+        if self.planner not in PLANNER_NAMES:
+            known = ", ".join(PLANNER_NAMES)
             raise PlanError(f"auto has no planner {self.planner!r}; it has {known}.")
         if not (math.isfinite(self.probe_seconds) and self.probe_seconds > 0):
             raise PlanError(f"probe_seconds is {self.probe_seconds}; a probe takes some time.")
@@ -74,6 +77,11 @@ class AutoSettings:
             if name in self.planner_options:
                 raise PlanError(f"auto has no option {name!r}: the engine averages by 'native'.")
         plan_step(self.planner, _A_STEP, _ITS_COSTS, **self.planner_options)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether the planner's plans put updates off into the next forward."""
+        return self.planner == "pipelined"
 
     def describe(self) -> str:
         """The settings in words, equal on ranks that will do the same."""
@@ -92,4 +100,7 @@ _A_STEP = Trace(
     update_seconds=0.0,
     gradients=(TraceGradient(name="weight", numel=1, ready_seconds=1.0, needed_seconds=0.0),),
 )
-_ITS_COSTS = Costs.from_curves(Cluster((2,)), {"native": Line(1.0, 0.0)})
+_ITS_COSTS = Costs(
+    Cluster((2,)),
+    {("native", name, "float32"): Line(1.0, 0.0) for name in ("all_reduce", *HALVES)},
+)

@@ -24,7 +24,7 @@ from slipstream.train.checkpoint import (
     load,
 )
 from slipstream.train.distributed import Job, join_job
-from slipstream.train.plans import build_sync, noting
+from slipstream.train.plans import build_sync, gathers, noting
 from slipstream.train.progress import Progress
 from slipstream.train.recipe import Recipe
 from slipstream.train.record.choose import open_display
@@ -139,9 +139,12 @@ def _build_parts(
         )
         apply(loaded, model, optimizer)
     sync = build_sync(recipe, job, model, loaded, run_folder)
+    schedule = build_schedule(recipe, data.sampler.steps_per_epoch)
+    if gathers(recipe, sync):
+        return Parts(model, optimizer, sync.deferred(optimizer), sync, schedule)
     if recipe.sync.wait == "update":
         sync.attach(optimizer)
-    return Parts(model, optimizer, sync, build_schedule(recipe, data.sampler.steps_per_epoch))
+    return Parts(model, optimizer, optimizer, sync, schedule)
 
 
 @contextmanager

@@ -60,6 +60,12 @@ def build_sync(
     )
 
 
+def gathers(recipe: Recipe, sync: GradientSync) -> bool:
+    """Whether the run may come to a plan that puts updates off into the next forward."""
+    planned = any(plan.gather is not None for _, plan in sync.plans)
+    return planned or (recipe.sync.measures and recipe.sync.planner == "pipelined")
+
+
 def _recorded(
     recipe: Recipe, job: Job, loaded: LoadedCheckpoint, run_folder: Path
 ) -> PlanHistory | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -116,11 +117,9 @@ class Stepper:
     def _update(self, rate: float, measure_norm: bool) -> Tensor | None:
         """Clips and steps at the given rate; returns the gradient norm where it was computed."""
         norm = None
-        if self._settings.clip_grad_norm > 0:
-            norm = self._sync.clip_grad_norm_(self._settings.clip_grad_norm)
-        elif measure_norm:
-            gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
-            norm = torch.nn.utils.get_total_norm(gradients)
+        limit = self._settings.clip_grad_norm or math.inf  # which leaves every bit as it is
+        if measure_norm or limit < math.inf:
+            norm = self._sync.clip_grad_norm_(limit)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

@@ -35,10 +35,15 @@ from slipstream.train.stopping import StopAgreement
 
 @dataclass(frozen=True)
 class Parts:
-    """What is trained, and by what; `sync` wraps `model` and reduces its gradients."""
+    """What is trained, and by what; `sync` wraps `model` and reduces its gradients.
+
+    optimizer: holds the state; stepping: what steps, which is another one where updates are put
+    off into the next forward.
+    """
 
     model: nn.Module
     optimizer: Optimizer
+    stepping: Optimizer
     sync: GradientSync
     schedule: Schedule
 
@@ -78,7 +83,7 @@ class Training:
         self.progress = progress
         self._stepper = Stepper(
             parts.model,
-            parts.optimizer,
+            parts.stepping,
             parts.sync,
             parts.schedule,
             recipe.train,
@@ -88,6 +93,7 @@ class Training:
         self._window = Totals()
         self._steps_per_epoch = data.sampler.steps_per_epoch
         self._timeline_epoch = -1
+        self._timelines = (parts.sync.timeline, parts.sync.timeline)
         self._plan_files = PlanFiles(parts.sync, outputs.run_folder) if job.rank == 0 else None
         self._began_seconds = 0.0
 
@@ -135,6 +141,7 @@ class Training:
         progress.step += 1
         progress.updates += 1
         timeline = self._parts.sync.timeline
+        self._timelines = (self._timelines[1], timeline)
         self._tally.add(
             loss=result.loss,
             correct=result.correct,
@@ -176,8 +183,9 @@ class Training:
         self._outputs.recorder.write(step_record(progress, window, last))
         if self._timeline_epoch != progress.epochs and last.nonfinite is None:
             self._timeline_epoch = progress.epochs
-            timeline = self._parts.sync.timeline
-            self._outputs.recorder.write(self._stepper.clock.record(progress.step, timeline))
+            earlier, timeline = self._timelines
+            record = self._stepper.clock.record(progress.step, timeline, earlier)
+            self._outputs.recorder.write(record)
 
     def _save_or_stop(self) -> None:
         """Saves when that is due; saves and ends the run when a rank was asked to stop."""

@@ -123,13 +123,18 @@ class ScheduleSettings(Settings):
     power: float = Field(default=2.0, gt=0, description="exponent of the decay (polynomial)")
 
 
+_MEASURING = ("auto", "optimal", "mgwfbp", "pipelined")
+
+
 class SyncSettings(Settings):
     """How gradients are averaged over ranks."""
 
-    planner: Literal["auto", "optimal", "mgwfbp", "ddp", "wfbp", "single", "fixed"] = Field(
-        default="auto",
-        description="who cuts gradients into buckets; the first three measure steps and cluster"
-        " while the run goes on (auto = optimal), and begin as ddp",
+    planner: Literal["auto", "optimal", "mgwfbp", "pipelined", "ddp", "wfbp", "single", "fixed"] = (
+        Field(
+            default="auto",
+            description="who cuts gradients into buckets; the first four measure steps and cluster"
+            " while the run goes on (auto = optimal), and begin as ddp",
+        )
     )
     plan_file: str = Field(
         default="", description="a plan.json or plans.json to replay; empty = the planner decides"
@@ -156,7 +161,7 @@ class SyncSettings(Settings):
     @property
     def measures(self) -> bool:
         """Whether the planner works from measurements."""
-        return not self.plan_file and self.planner in ("auto", "optimal", "mgwfbp")
+        return not self.plan_file and self.planner in _MEASURING
 
     @model_validator(mode="after")
     def _one_plan(self) -> SyncSettings:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from slipstream.sync import StepTimeline
+from slipstream.sync import BucketTimes, StepTimeline
 
 Span = tuple[str, str, float, float]
 
@@ -20,11 +20,12 @@ class StepClock:
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._spans: list[Span] = []
+        self._before: list[Span] = []
         self._cut_at = now()
 
     def begin(self) -> None:
-        """Starts a new step here and forgets the last one's spans."""
-        self._spans = []
+        """Starts a new step here and forgets the spans of all but the last one."""
+        self._before, self._spans = self._spans or self._before, []
         self._cut_at = self._now()
 
     @property
@@ -43,24 +44,42 @@ class StepClock:
         self._cut_at = now
         return seconds
 
-    def record(self, step: int, timeline: StepTimeline) -> dict[str, Any]:
-        """The step's `timeline` record: these spans and the buckets on the wire."""
-        start = self._spans[0][2] if self._spans else self._cut_at
-        spans: list[dict[str, Any]] = [
+    def record(
+        self, step: int, timeline: StepTimeline, earlier: StepTimeline | None = None
+    ) -> dict[str, Any]:
+        """The step's `timeline` record: these spans and the buckets on the wire.
+
+        timeline: of the last round, earlier: of the one before it. A round that gathers ends in the
+        next step's forward; then the record is of the step before this one.
+        """
+        buckets = _named("bucket", timeline.buckets)
+        if timeline.gathers:
+            step, spans = step - 1, self._before
+            buckets = _named("gather", earlier.gathers if earlier else ()) + buckets
+            buckets += _named("gather", timeline.gathers)
+        else:
+            spans = _wait_apart(self._spans, timeline)
+        start, end = (spans[0][2], spans[-1][3]) if spans else (self._cut_at, self._cut_at)
+        shown: list[dict[str, Any]] = [
             {"row": row, "name": name, "start_seconds": begin - start, "end_seconds": end - start}
-            for row, name, begin, end in _wait_apart(self._spans, timeline)
+            for row, name, begin, end in spans
         ]
-        spans += [
+        shown += [
             {
                 "row": "communication",
-                "name": f"bucket {bucket.index}",
-                "start_seconds": bucket.start_seconds - start,
+                "name": name,
+                "start_seconds": max(0.0, bucket.start_seconds - start),
                 "end_seconds": bucket.end_seconds - start,
                 "bytes": bucket.bytes,
             }
-            for bucket in timeline.buckets
+            for name, bucket in buckets
+            if bucket.start_seconds < end and bucket.end_seconds > start
         ]
-        return {"kind": "timeline", "step": step, "spans": spans}
+        return {"kind": "timeline", "step": step, "spans": shown}
+
+
+def _named(name: str, buckets: Sequence[BucketTimes]) -> list[tuple[str, BucketTimes]]:
+    return [(f"{name} {bucket.index}", bucket) for bucket in buckets]
 
 
 def _wait_apart(spans: list[Span], timeline: StepTimeline) -> list[Span]:
