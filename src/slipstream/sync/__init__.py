@@ -1,6 +1,7 @@
 """The engine: gradients out of autograd, through buckets, averaged over ranks."""
 
+from slipstream.sync.deferred import DeferredOptimizer
 from slipstream.sync.gradient_sync import GradientSync
 from slipstream.sync.report import BucketTimes, NonFinite, StepTimeline
 
-__all__ = ["BucketTimes", "GradientSync", "NonFinite", "StepTimeline"]
+__all__ = ["BucketTimes", "DeferredOptimizer", "GradientSync", "NonFinite", "StepTimeline"]

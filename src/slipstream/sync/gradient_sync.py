@@ -241,7 +241,8 @@ class GradientSync:
         that is left out is ended by `zero_grad()` of the deferred optimizer. Evaluation, forwards
         under no_grad, state_dict() of model and optimizer, sync_buffers() and close() bring
         parameters up to date first; whoever else reads them outside of the model's forward (a
-        moving average of weights, copy.deepcopy) calls `flush` before.
+        moving average of weights, copy.deepcopy) calls `flush` before. Inside torch.compile all
+        is updated when the forward starts, at a break of the graph: fullgraph=True is refused.
 
         Raises SlipstreamError for LBFGS and for a second optimizer. Call it on every rank alike.
         """
