@@ -147,7 +147,7 @@ def test_measured_and_formula_costs_are_told_apart(slipstream: Any, tmp_path: Pa
     path.write_text(json.dumps(spec))
     code, out, err = slipstream(*arguments, "--nodes", "8")
     assert (code, out) == (1, "")
-    assert "measured on 16 nodes and 8 are asked for" in err
+    assert "measured on 16 nodes with 1 rank each and 8 nodes" in err
 
 
 def test_a_stored_plan_is_simulated_as_it_is(slipstream: Any, tmp_path: Path) -> None:

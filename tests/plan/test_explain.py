@@ -113,6 +113,10 @@ def test_regimes_in_which_merging_cannot_help_are_named() -> None:
         assert "the limit" not in slow_start
     for planner in ("wfbp", "single"):
         assert "Merging gains next to nothing" in summary(planner, Line(0.0, 1e-9))
+    late = step_of([1] * 6, gap_seconds=1e-3)
+    why = explain(plan_step("wfbp", late, costs_of(Line(1.0, 0.0))), late, costs_of(Line(1.0, 0.0)))
+    assert "Overlap gains next to nothing here" in " ".join(why.summary())
+    assert "Overlap gains" not in swamped + fast
     assert "larger batch a rank or pipeline." in swamped
     assert "send fewer bytes or use a larger batch a rank." in summary("pipelined", Line(0.0, 1.0))
 

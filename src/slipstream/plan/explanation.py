@@ -117,6 +117,11 @@ class Explanation:
             )
         if self.unmerged_step_seconds <= best * 1.01:
             found.append("Merging gains next to nothing here: startup is small, or hidden.")
+        elif self.single_step_seconds <= best * 1.01:
+            found.append(
+                "Overlap gains next to nothing here: a single bucket does as well, as startup is "
+                "large or gradients come late."
+            )
         if bound.kind == "network" and best < bound.step_seconds * 1.05:
             ways = ["send fewer bytes", "use a larger batch a rank"]
             if self.timing.gather is None:

@@ -106,14 +106,17 @@ class Plan(Document):
         """Whether both plans have the same buckets in the same order, whoever made them."""
         return (self.reduce, self.gather) == (other.reduce, other.gather)
 
-    def check_covers(self, gradients: Sequence[Sized]) -> None:
+    def check_covers(self, gradients: Sequence[Sized], model: str = "") -> None:
         """Raises PlanError unless every gradient stands in exactly one bucket, with its dtype.
 
         In a pipelined plan that holds for the buckets that reduce and for those that gather.
+        model: whose gradients they are, for the error, which names the plan's own model too.
         """
-        _check_covers(self.reduce, "The plan", gradients)
+        plan = f"plan for {self.model!r}" if self.model else "plan"
+        this = repr(model) if model else "this model"
+        _check_covers(self.reduce, f"The {plan}", gradients, this)
         if self.gather is not None:
-            _check_covers(self.gather, "The plan's gather", gradients)
+            _check_covers(self.gather, f"The gather of the {plan}", gradients, this)
 
     def check_made_for(self, model: str, digest: str, cluster: Cluster) -> None:
         """Raises PlanError unless the plan was made for this model on a cluster of this shape.
@@ -135,7 +138,9 @@ class Plan(Document):
             )
 
 
-def _check_covers(buckets: Sequence[Bucket], what: str, gradients: Sequence[Sized]) -> None:
+def _check_covers(
+    buckets: Sequence[Bucket], what: str, gradients: Sequence[Sized], model: str
+) -> None:
     planned = Counter(name for bucket in buckets for name in bucket.gradients)
     wanted = {gradient.name: gradient for gradient in gradients}
     for name, count in planned.items():
@@ -143,13 +148,14 @@ def _check_covers(buckets: Sequence[Bucket], what: str, gradients: Sequence[Size
             raise PlanError(f"{what} holds {name!r} {count} times; once is right.")
         if name not in wanted:
             raise PlanError(
-                f"{what} holds {name!r}, which is no trainable parameter of this model; "
-                "make a plan for this model."
+                f"{what} holds {name!r}, which is no trainable parameter of {model}; "
+                "make a plan with `slipstream plan`."
             )
     for name in wanted:
         if name not in planned:
             raise PlanError(
-                f"{what} lacks the trainable parameter {name!r}; make a plan for this model."
+                f"{what} lacks the trainable parameter {name!r} of {model}; make a plan with "
+                "`slipstream plan`."
             )
     for index, bucket in enumerate(buckets):
         dtypes = {wanted[name].dtype for name in bucket.gradients}

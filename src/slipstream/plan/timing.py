@@ -84,7 +84,7 @@ def time_step(trace: Trace, costs: Costs, plan: Plan) -> StepTiming:
     Raises PlanError for a plan of another model, CostError for a collective without costs, and
     TraceError where a plan gathers and the trace does not say when parameters are needed.
     """
-    plan.check_covers(trace.gradients)
+    plan.check_covers(trace.gradients, trace.model)
     operation: Operation = "all_reduce" if plan.gather is None else "reduce_scatter"
     ready_at = {gradient.name: gradient.ready_seconds for gradient in trace.gradients}
     ready = [max(ready_at[name] for name in bucket.gradients) for bucket in plan.reduce]
