@@ -36,8 +36,8 @@ class GradientSync(sync.GradientSync):
     stands in `history`. Once done it costs nothing.
 
         plan_options: planner ("optimal", or any other name) and its own options; costs (Costs or
-        ClusterSpec) instead of a probe; probe_seconds (3.0, and at most as long as 30 steps);
-        steps (8) that are profiled and timed; again_after_steps (1,000).
+        ClusterSpec) instead of a probe; probe_seconds (3.0) and probe_steps (30), of which the
+        shorter time counts; steps (8) that are profiled and timed; again_after_steps (1,000).
 
     "optimal", "mgwfbp", "pipelined": auto with that planner; the last needs `deferred`.
 

@@ -48,7 +48,6 @@ Course = Generator[None, None, T]
 
 _WARMUP = 2
 _PATIENCE = 3
-_PROBE_STEPS = 30
 _HARMLESS = (TraceError, CostError, PlanError, RanksDiffer, UnsupportedModel)
 """What all ranks find out together, and what training can go on without."""
 
@@ -207,13 +206,13 @@ class Pilot:
 
     def _probed(self, trace: Trace, step: StepTime) -> Costs:
         """The cluster's costs, in a time that is short beside the training."""
-        around = self._around
+        around, settings = self._around, self._settings
         spec = probe_budgeted(
             around.group,
             around.cluster,
             sizes_to_probe([charged_bytes(gradient) for gradient in trace.gradients]),
-            min(self._settings.probe_seconds, _PROBE_STEPS * step.seconds),
-            operations=("all_reduce", *(HALVES if self._settings.gathers else ())),
+            min(settings.probe_seconds, settings.probe_steps * step.seconds),
+            operations=("all_reduce", *(HALVES if settings.gathers else ())),
             device=around.device,
             store=around.store,
             timeout_seconds=around.timeout_seconds,

@@ -15,6 +15,7 @@ from slipstream.trace import Trace, TraceGradient
 
 STEP_PLANNERS = ("optimal", "mgwfbp", "pipelined")
 """Planners that need measurements: naming one as the plan means auto with it."""
+_OWN = ("costs", "probe_seconds", "probe_steps", "steps", "again_after_steps", "clock")
 HALVES: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
 """What a plan that gathers does instead of an all-reduce."""
 
@@ -35,6 +36,7 @@ class AutoSettings:
     planner_options: Mapping[str, Any] = field(default_factory=dict)
     costs: Costs | None = None
     probe_seconds: float = 3.0
+    probe_steps: int = 30
     steps: int = 8
     again_after_steps: int = 1000
     clock: Callable[[], float] | None = None
@@ -46,11 +48,7 @@ class AutoSettings:
         Raises PlanError for what cannot be planned with.
         """
         named = dict(options)
-        own = {
-            name: named.pop(name)
-            for name in ("costs", "probe_seconds", "steps", "again_after_steps", "clock")
-            if name in named
-        }
+        own = {name: named.pop(name) for name in _OWN if name in named}
         if planner == "auto":
             planner = named.pop("planner", cls.planner)
         elif "planner" in named:
@@ -70,7 +68,7 @@ class AutoSettings:
             raise PlanError(f"auto has no planner {self.planner!r}; it has {known}.")
         if not (math.isfinite(self.probe_seconds) and self.probe_seconds > 0):
             raise PlanError(f"probe_seconds is {self.probe_seconds}; a probe takes some time.")
-        for name in ("steps", "again_after_steps"):
+        for name in ("probe_steps", "steps", "again_after_steps"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} is {getattr(self, name)}; it is at least 1.")
         for name in ("collectives", "allow"):
@@ -85,7 +83,11 @@ class AutoSettings:
 
     def describe(self) -> str:
         """The settings in words, equal on ranks that will do the same."""
-        source = "given costs" if self.costs else f"a probe of {self.probe_seconds:g} s"
+        source = (
+            "given costs"
+            if self.costs
+            else f"a probe of {self.probe_seconds:g} s or {self.probe_steps} steps"
+        )
         return (
             f"plan 'auto' by {self.planner!r} with {dict(sorted(self.planner_options.items()))}, "
             f"{source}, {self.steps} steps, again after {self.again_after_steps}"

@@ -138,8 +138,16 @@ def _build_parts(
             world_size=job.world_size, global_batch_size=recipe.train.global_batch_size
         )
         apply(loaded, model, optimizer)
-    sync = build_sync(recipe, job, model, loaded, run_folder)
-    schedule = build_schedule(recipe, data.sampler.steps_per_epoch)
+    steps_per_epoch = data.sampler.steps_per_epoch
+    sync = build_sync(
+        recipe,
+        job,
+        model,
+        num_steps=recipe.train.epochs * steps_per_epoch,
+        loaded=loaded,
+        run_folder=run_folder,
+    )
+    schedule = build_schedule(recipe, steps_per_epoch)
     if gathers(recipe, sync):
         return Parts(model, optimizer, sync.deferred(optimizer), sync, schedule)
     if recipe.sync.wait == "update":

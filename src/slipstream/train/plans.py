@@ -25,13 +25,21 @@ from slipstream.train.recipe import Recipe, parse_recipe
 
 PLAN_FILE, PLANS_FILE = "plan.json", "plans.json"
 _LIMITS = ("first_bytes", "cap_bytes", "last_bytes")
+_PROBE_SHARE = 0.02
+"""How much longer than without it a run may take for measuring the cluster."""
 _DECISIVE = ("planner", "plan_file", "cluster_file", *_LIMITS)
 
 
 def build_sync(
-    recipe: Recipe, job: Job, model: nn.Module, loaded: LoadedCheckpoint | None, run_folder: Path
+    recipe: Recipe,
+    job: Job,
+    model: nn.Module,
+    *,
+    num_steps: int,
+    loaded: LoadedCheckpoint | None,
+    run_folder: Path,
 ) -> GradientSync:
-    """The engine of a run, new or resumed from `loaded`; all ranks call it.
+    """The engine of a run of `num_steps`, new or resumed from `loaded`; all ranks call it.
 
     Raises what the engine raises, PlanError and CostError for files that cannot be used.
     """
@@ -43,8 +51,10 @@ def build_sync(
         plan = recorded or Path(settings.plan_file)
     elif settings.planner == "fixed":
         options = {limit: getattr(settings, limit) for limit in _LIMITS}
-    elif settings.cluster_file and settings.measures:
-        options = {"costs": ClusterSpec.load(Path(settings.cluster_file))}
+    elif settings.measures:
+        options = {"probe_steps": max(1, round(_PROBE_SHARE * num_steps))}
+        if settings.cluster_file:
+            options["costs"] = ClusterSpec.load(Path(settings.cluster_file))
     return GradientSync(
         model,
         plan=plan,
