@@ -151,7 +151,7 @@ class _Hook:
 
     def __call__(self, module: nn.Module, *args: Any) -> None:
         if self._kind == _STARTS:
-            self._start(module)
+            self._update_before_forward(module)
             return
         if torch.compiler.is_compiling():  # the forward's start has brought all up to date
             return
@@ -166,7 +166,7 @@ class _Hook:
             watch.flush()
 
     @_disable_dynamo
-    def _start(self, module: nn.Module) -> None:
+    def _update_before_forward(self, module: nn.Module) -> None:
         watch = self._watch() if self._watch is not None else None
         if watch is not None:
             watch.forward_starts(module)
