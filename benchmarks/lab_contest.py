@@ -23,14 +23,14 @@ from lab_rows import AUTO, DDP_OUR_SIZES, MIB, Row, RunFolder
 from lab_variants import Variant, Workload
 from slipstream import Cluster, Plan
 from slipstream.costs import Costs
-from slipstream.measure import probe_budgeted, profile
+from slipstream.measure import OPERATIONS, probe_budgeted, profile
 from slipstream.plan import plan_step, time_step
 from slipstream.trace import Trace
 
 SMALLEST_PROBED_BYTES = 1024
 PROBE_SECONDS, PROBE_TIMES = 4.0, 12
 """A probe takes some seconds, and as many large all-reduces as its sweeps need."""
-OPTIONS: dict[str, dict[str, Any]] = {"fixed": {"first_bytes": MIB, "cap_bytes": 5 * MIB}}
+PLANNER_OPTIONS: dict[str, dict[str, Any]] = {"fixed": {"first_bytes": MIB, "cap_bytes": 5 * MIB}}
 """Planners that need more than trace and costs; the others run as they are."""
 
 
@@ -77,10 +77,19 @@ class EarlierRun:
         traces = {row: self.profile(row) for row in self.orders.rows}
         first = self.orders.rows[0]
         total_bytes = max(trace.bytes for trace in traces.values())
+        gathers = any("pipelined" in row.planners for row in self.orders.rows)
         seconds = PROBE_SECONDS + PROBE_TIMES * 2 * 8 * total_bytes / first.bits_per_second
-        say(f"probing for about {seconds:.0f} s an operation")
-        cluster = Cluster.regular(first.nodes, 1)
-        spec = probe_budgeted(_world(), cluster, _sizes_up_to(total_bytes), seconds)
+        seconds *= 2 if gathers else 1  # the halves together take as long
+        say(f"probing for about {seconds:.0f} s")
+        group = dist.group.WORLD
+        assert group is not None
+        spec = probe_budgeted(
+            group,
+            Cluster.regular(first.nodes, 1),
+            _sizes_up_to(total_bytes),
+            seconds,
+            operations=OPERATIONS if gathers else ("all_reduce",),
+        )
         if dist.get_rank() == 0:
             spec.save(self.folder.cluster(first.nodes, first.rate))
 
@@ -105,8 +114,7 @@ class Contest:
         self.variants: dict[str, Variant] = {}
         self.same_as: dict[str, str] = {}
         for planner in row.planners:
-            if planner != "pipelined":
-                self._enter_planner(planner)
+            self._enter_planner(planner)
         if row.with_rivals:
             self._enter_auto()
             self._enter_ddp()
@@ -115,7 +123,7 @@ class Contest:
         return self.work.again(variants.builder(self.row))
 
     def _enter_planner(self, planner: str) -> None:
-        plan = plan_step(planner, self.trace, self.costs, **OPTIONS.get(planner, {}))
+        plan = plan_step(planner, self.trace, self.costs, **PLANNER_OPTIONS.get(planner, {}))
         twin = self._twin(plan, self.row.planners)
         if twin is None:
             self.variants[planner] = variants.engine(self._model(), self.work.loss, plan)
@@ -234,12 +242,6 @@ def measure(orders: Orders) -> None:
         say("  " + ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in medians.items()))
         contest.close()
         dist.barrier()
-
-
-def _world() -> dist.ProcessGroup:
-    group = dist.group.WORLD
-    assert group is not None
-    return group
 
 
 def _sizes_up_to(total_bytes: int) -> list[int]:

@@ -22,6 +22,8 @@ from slipstream.simulate import load_trace
 Step = Callable[[], None]
 LEARNING_RATE = 1e-4
 WARMUP_STEPS = 2
+DDP_WARMUP_STEPS = 3
+"""The second forward finds new buckets, which the third step reports."""
 AUTO_LIMIT_STEPS = 100
 AUTO_JUDGES_STEPS = 12
 """More than the steps by which auto tells whether its plan was worth it."""
@@ -123,7 +125,7 @@ def ddp(
         bucket_cap_mb_list=cap_list_mib,  # type: ignore[arg-type]  # and a list of them
     )
     step = step_of(wrapped, sgd(model), loss)
-    for _ in range(WARMUP_STEPS):  # the second forward finds new buckets
+    for _ in range(DDP_WARMUP_STEPS):
         step()
     return Variant(step, plan_of_ddp(wrapped, dist.get_world_size()))
 
@@ -145,8 +147,13 @@ def engine(model: nn.Module, loss: Callable[[nn.Module], Tensor], plan: Plan) ->
     """Slipstream's engine by a given plan, on the group that DDP has."""
     cluster = Cluster.regular(plan.nodes, 1)
     sync = GradientSync(model, plan=plan, cluster=cluster, group=dist.group.WORLD)
-    variant = Variant(step_of(model, sgd(model), loss), plan, close=sync.close)
+    if plan.gather is None:
+        variant = Variant(step_of(model, sgd(model), loss), plan, close=sync.close)
+    else:
+        step = step_of(model, sync.deferred(sgd(model)), loss)
+        variant = Variant(step, plan, rest=sync.flush, close=sync.close)
     variant.run(WARMUP_STEPS)
+    variant.rest()
     return variant
 
 
