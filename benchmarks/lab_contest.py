@@ -204,6 +204,7 @@ class Contest:
                 "predicted_seconds": time_step(self.trace, self.costs, variant.plan).step_seconds,
                 "bucket_bytes": [bucket.bytes for bucket in variant.plan.reduce],
                 "gather_bytes": [bucket.bytes for bucket in variant.plan.gather or ()],
+                "lower_bound_seconds": variant.plan.lower_bound_seconds,
                 "story": variant.story,
             }
         return {

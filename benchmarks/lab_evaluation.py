@@ -16,6 +16,7 @@ from lab_rows import (
     DDP_SCALED,
     PLANNERS,
 )
+from markers import markdown_table
 
 DDP_NAMES = (
     DDP_DEFAULT,
@@ -74,6 +75,10 @@ class Measured:
     def predicted(self, name: str) -> float:
         """What the earlier run's costs and trace say of it."""
         return float(self._variant(name)["predicted_seconds"])
+
+    def lower_bound(self, name: str) -> float:
+        """What no plan of this planner's kind can beat, by the same costs and trace."""
+        return float(self._variant(name)["lower_bound_seconds"])
 
     def error(self, name: str) -> float:
         """Predicted / measured - 1."""
@@ -153,7 +158,8 @@ def _pipelined(rows: Iterable[Measured]) -> Iterable[Figure]:
         if row.has("pipelined") and row.has(DDP_DEFAULT):
             best = row.best_ddp
             limit = PIPELINED_LIMIT if row.exceeds_backward else None
-            what = f"{row.title}: pipelined / best DDP ({best})"
+            bound = row.lower_bound("pipelined") / row.seconds(best)
+            what = f"{row.title}: pipelined / best DDP ({best}; no such plan below {bound:.2f})"
             yield _with_interval(what, row.ratio("pipelined", best), limit)
 
 
@@ -188,9 +194,8 @@ def tables(results: Mapping[str, Any]) -> list[str]:
     return [*found, _prediction_table(rows)]
 
 
-def _table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join([title, "", *("| " + " | ".join(row) + " |" for row in rows)])
+def _table(title: str, head: list[str], lines: list[list[str]]) -> str:
+    return f"{title}\n\n{markdown_table(head, lines)}"
 
 
 def _milliseconds(row: Measured, name: str) -> str:

@@ -30,6 +30,7 @@ SCRIPTS = (
     "help_latency",
     "planners",
     "simulate_speed",
+    "lab_plans",
     "reproduce_mgwfbp",
 )
 
@@ -69,11 +70,12 @@ def run(script: str, quick: bool) -> dict[str, Any]:
 
 
 def table(script: str, result: dict[str, Any]) -> str:
-    """The Markdown of one result: command, date, machine, figures."""
+    """The Markdown of one result: command, date, machine, figures, and tables of its own."""
     met = {True: "yes", False: "**no**", None: ""}
     rows = [[f["what"], f["value"], f["goal"], met[f["met"]]] for f in result["figures"]]
     source = f"`python benchmarks/{script}.py`, {date.today().isoformat()}; {machine()}."
-    return f"{source}\n\n{markdown_table(['what', 'measured', 'goal', 'met'], rows)}"
+    figures = markdown_table(["what", "measured", "goal", "met"], rows)
+    return "\n\n".join([source, figures, *result.get("tables", [])])
 
 
 def main() -> int:
