@@ -4,7 +4,9 @@ Ring constants, golden cases of the greedy rule, an independent simulation, meas
 16 and 32 workers and on 8 nodes, gains on 64 nodes, and what the published compute times mean in
 FLOPs. Everything is planned and simulated by the library on the shipped traces; what was published
 stands in mgwfbp_published.py. Nothing is timed here, so the same code gives the same tables; the
-last part shows what `lab_plans.py --paper` measured, where that was stored.
+last part shows what the lab measured, where that was stored:
+
+    python benchmarks/lab_plans.py --paper | tail -n 1 > benchmarks/results/lab_plans_paper.json
 
 Without options the generated parts of the document are renewed. --check compares them instead:
 exit code 1 where one differs. --quick leaves the document alone and counts no FLOPs.
