@@ -177,7 +177,7 @@ class Pilot:
             model,
             steps=steps,
             warmup=_WARMUP,
-            waited=lambda: self._engine.timeline.exposed_seconds,
+            waited=lambda: self._engine.exposed_seconds,
             clock=HostClock(clock) if clock else None,
         )
         del model

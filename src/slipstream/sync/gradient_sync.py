@@ -200,6 +200,11 @@ class GradientSync:
         """When the buckets of the last finished round travelled. On a GPU reading it waits."""
         return self._rounds.timeline()
 
+    @property
+    def exposed_seconds(self) -> float:
+        """As that of `timeline`; reading it waits for nothing."""
+        return self._rounds.exposed_seconds
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backwards inside accumulate locally; the next one outside averages all of it."""

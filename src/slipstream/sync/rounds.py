@@ -29,6 +29,7 @@ class Rounds:
 
     enabled: whether the next backward averages; wait_for_update: whether it returns before the
     averages are there. flush: does the updates that a deferred optimizer has put off.
+    exposed_seconds: how long the training thread stood waiting in the last finished round.
     """
 
     def __init__(self, means: Means, keeper: PlanKeeper) -> None:
@@ -44,7 +45,7 @@ class Rounds:
         self._step = 0
         self._finished: list[Travel] = []
         self._gathered: list[Travel] = []
-        self._exposed_seconds = 0.0
+        self.exposed_seconds = 0.0
         self.reducer: Reducer | PipelinedReducer = self._build(keeper.first_plan(means.params))
 
     @property
@@ -70,7 +71,7 @@ class Rounds:
         """When the buckets of the last finished round travelled."""
         return StepTimeline(
             tuple(travel.times(index) for index, travel in enumerate(self._finished)),
-            self._exposed_seconds,
+            self.exposed_seconds,
             tuple(travel.times(index) for index, travel in enumerate(self._gathered)),
         )
 
@@ -95,7 +96,7 @@ class Rounds:
     def end_round(self, exposed_seconds: float) -> None:
         """All averages of the last backward are where they belong, or were dropped."""
         reducer = self.reducer
-        self._exposed_seconds = exposed_seconds
+        self.exposed_seconds = exposed_seconds
         self._finished = [Travel.of(buffer) for buffer in reducer.buffers if buffer.ticket]
         gathers = reducer.gathers if isinstance(reducer, PipelinedReducer) else []
         self._gathered = [Travel.of(bucket) for bucket in gathers if bucket.ticket]
