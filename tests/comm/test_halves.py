@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ranks import Rank, run_ranks
+from ranks import Rank, run_ranks, run_ranks_settled
 from slipstream.comm import Alone, Halves, NativeHalves
 
-ROWS = [*range(9), 31, 32, 33, 1023, 1025]
+ROWS = [*range(9), 31, 32, 33, 1023, 1025, 200_001]  # the last one goes along a ring
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
@@ -61,18 +61,37 @@ def test_sixteen_bits_are_summed_in_32_and_divided_before_they_are_rounded(
         assert torch.equal(mine, mean) and bool(mine.isfinite().all())
 
 
-def test_an_elements_bits_do_not_depend_on_what_travels_beside_it() -> None:
-    each = torch.randn(3, 40_000, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_elements_bits_do_not_depend_on_what_travels_beside_it(dtype: torch.dtype) -> None:
+    each = torch.randn(3, 250_000, generator=torch.Generator().manual_seed(0)).to(dtype)
 
     def body(rank: Rank) -> torch.Tensor:
         halves, found = NativeHalves(rank.group), []
-        for row in (40_000, 1, 17_000):
-            mine = torch.empty(row)
-            halves.reduce_scatter(each[rank.rank, :row].repeat(3), mine)
+        for row in (250_000, 1, 70_000):
+            mine = torch.empty(row, dtype=dtype)
+            halves.reduce_scatter(each[rank.rank, :row].repeat(3), mine, divisor=3)
             found.append(mine)
         whole, one, part = found
-        assert torch.equal(one, whole[:1]) and torch.equal(part, whole[:17_000])
+        assert torch.equal(one, whole[:1]) and torch.equal(part, whole[:70_000])
         return whole
 
-    in_rank_order = (each[0] + each[1]) + each[2]
-    assert all(torch.equal(mine, in_rank_order) for mine in run_ranks(body, 3))
+    for rank, mine in enumerate(run_ranks(body, 3)):
+        second, third, first = (each[(rank + step) % 3].float() for step in (1, 2, 3))
+        assert torch.equal(mine, (((second + third) + first) / 3).to(dtype)), "around the ring"
+
+
+@pytest.mark.parametrize("half", ["reduce_scatter", "all_gather"])
+def test_a_rank_that_is_gone_is_an_error_on_a_ring_too(half: str) -> None:
+    def body(rank: Rank) -> None:
+        if rank.rank == 1:
+            rank.hold(8.0)
+            raise SystemExit
+        matrix, row = torch.zeros(600_000), torch.zeros(200_000)
+        halves = NativeHalves(rank.group)
+        if half == "reduce_scatter":
+            halves.reduce_scatter(matrix, row)
+        else:
+            halves.all_gather(row, matrix)
+
+    outcomes = run_ranks_settled(body, 3, timeout_seconds=1.0)
+    assert isinstance(outcomes[0], RuntimeError) or isinstance(outcomes[2], RuntimeError)
