@@ -108,9 +108,14 @@ class Sweep:
 
     @staticmethod
     def _least_seconds(estimates: dict[int, float], size: int) -> float:
-        """What a look at one more size and the fewest rounds would take, at most."""
-        last = max(estimates)
-        expected = estimates[last] * size / last
+        """What a look at one more size and the fewest rounds would take.
+
+        By the line through the last two sizes, of which the first is taken for mere startup: in
+        proportion to its bytes, a small one would make all others look out of reach.
+        """
+        *_, before, last = (0, *estimates)
+        rise = max(0.0, estimates[last] - estimates[before]) if before else 0.0
+        expected = estimates[last] + rise * (size - last) / (last - before)
         return 2 * expected + MIN_ROUNDS * (sum(estimates.values()) + 2 * expected)
 
     def _repetitions(self, estimates: dict[int, float], elapsed: float) -> dict[int, int]:
