@@ -127,8 +127,8 @@ def test_a_budgeted_probe_leaves_out_the_links_and_what_there_is_no_time_for() -
     assert zero == one
     assert zero.links is None
     (cost,) = zero.costs
-    assert cost.points == ((1024, 1.0),) and cost.spread_seconds == (0.0,)
-    assert "Sizes above 1.00 KiB took longer than there was time for." in zero.note
+    assert cost.points == ((1024, 1.0), (2048, 1.0)) and cost.spread_seconds == (0.0, 0.0)
+    assert "Sizes above 2.00 KiB took longer than there was time for." in zero.note
 
 
 def test_the_halves_are_measured_as_all_reduces_are_and_serve_pipelined_plans() -> None:
