@@ -47,7 +47,7 @@ class Orders:
     def load(cls, path: Path) -> Orders:
         """Reads what the driver wrote."""
         fields = json.loads(path.read_text(encoding="utf-8"))
-        rows = [Row(**{**row, "planners": tuple(row["planners"])}) for row in fields.pop("rows")]
+        rows = [Row.of(row) for row in fields.pop("rows")]
         return cls(rows=rows, **fields)
 
 
@@ -115,7 +115,7 @@ class Contest:
         self.same_as: dict[str, str] = {}
         for planner in row.planners:
             self._enter_planner(planner)
-        if row.with_rivals:
+        if row.ddp_caps_mib:
             self._enter_auto()
             self._enter_ddp()
 

@@ -47,7 +47,9 @@ class Measured:
         """The row's name in tables."""
         full = self.fields["bytes"] / 1e6
         what = "computing" if self.fields["computes"] else "sleeping"
-        return f"{self.fields['model']} {full:.0f} MB, {self.fields['rate']}, {what}"
+        nodes = self.fields["nodes"]
+        size = "" if nodes == 4 else f"{nodes} nodes, "
+        return f"{size}{self.fields['model']} {full:.0f} MB, {self.fields['rate']}, {what}"
 
     @property
     def link_bound(self) -> bool:

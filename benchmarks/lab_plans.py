@@ -68,6 +68,7 @@ def run_stage(stage: str, rows: Sequence[Row], folder: RunFolder, settings: dict
             command=(str(CONTEST), str(path)),
             limit_seconds=LIMIT_SECONDS,
             grace_seconds=20.0,
+            check=not settings["quick"],
         )
     )
     if result.exit_code:
@@ -143,6 +144,7 @@ def main() -> int:
         "min_turns": least,
         "max_turns": most,
         "steps": arguments.steps,
+        "quick": arguments.quick,
     }
     began = time.monotonic()
     try:

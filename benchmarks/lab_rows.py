@@ -34,7 +34,8 @@ class Row:
 
     model: a shipped trace whose compute is slept through, or "resnet18", which really computes.
     list_bytes: what the trace's tensors are scaled to, None for their own size. planners: those
-    that run in the engine. with_rivals: whether torch DDP and `auto` take part.
+    that run in the engine. ddp_caps_mib: explicit caps of torch DDP; where there are none, neither
+    DDP nor `auto` takes part.
     """
 
     model: str
@@ -42,7 +43,13 @@ class Row:
     list_bytes: float | None = LIST_BYTES
     nodes: int = 4
     planners: tuple[str, ...] = PLANNERS
-    with_rivals: bool = True
+    ddp_caps_mib: tuple[int, ...] = DDP_CAPS_MIB
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Row:
+        """The row that `dataclasses.asdict` gave, after a way through JSON."""
+        tuples = {name: tuple(fields[name]) for name in ("planners", "ddp_caps_mib")}
+        return cls(**{**fields, **tuples})
 
     @property
     def key(self) -> str:
@@ -80,9 +87,11 @@ ROWS = (
     Row("resnet50", FULL_SIZE_RATE, list_bytes=None),
     Row("resnet18", REAL_RATE, list_bytes=None),
 )
-QUICK_ROW = Row("resnet50", "1gbit", list_bytes=LIST_BYTES / 4, planners=("ddp", "optimal"))
+QUICK_ROW = Row(
+    "resnet50", "1gbit", LIST_BYTES / 4, planners=("optimal", "pipelined"), ddp_caps_mib=(1,)
+)
 PAPER_ROWS = tuple(
-    Row(model, "1gbit", nodes=8, planners=PAPER_PLANNERS, with_rivals=False)
+    Row(model, "1gbit", nodes=8, planners=PAPER_PLANNERS, ddp_caps_mib=())
     for model in ("resnet50", "googlenet")
 )
 

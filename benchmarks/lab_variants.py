@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from engine_vs_ddp import plan_of_ddp
-from lab_rows import DDP_CAPS_MIB, DDP_DEFAULT, DDP_SCALED, MIB, Row
+from lab_rows import DDP_DEFAULT, DDP_SCALED, MIB, Row
 from sleeping import SleepingLayers, layers_of
 from slipstream import Cluster, GradientSync, Plan
 from slipstream.simulate import load_trace
@@ -134,7 +134,7 @@ def ddp_caps(row: Row, list_bytes: int) -> dict[str, float | None]:
     """Names and caps of the DDP variants; one cap is scaled like the list."""
     whole = list_bytes if row.computes else load_trace(row.model).bytes
     caps: dict[str, float | None] = {DDP_DEFAULT: None}
-    caps |= {f"DDP {cap} MiB": cap for cap in DDP_CAPS_MIB}
+    caps |= {f"DDP {cap} MiB": cap for cap in row.ddp_caps_mib}
     return caps | {DDP_SCALED: 25 * list_bytes / whole}
 
 
