@@ -4,12 +4,14 @@ The buckets of the backward and those of the forward hold different parameters, 
 whole can belong to a rank. Each parameter does: it is cut in one piece a rank, of equal size, the
 last ones filled up with zeros. A bucket is a matrix, a row a rank, a column of pieces a parameter:
 
-    reduce bucket                     gather bucket
-    rank 0 | piece 0 of a | of b |    rank 0 | piece 0 of b | of c |
-    rank 1 | piece 1 of a | of b |    rank 1 | piece 1 of b | of c |
+    reduce bucket                             gather bucket
+    rank 0 | piece 0 of a | of b | flags |    rank 0 | piece 0 of b | of c |
+    rank 1 | piece 1 of a | of b | flags |    rank 1 | piece 1 of b | of c |
 
-Of a reduce bucket rank r ends with row r: its piece of every parameter's average. To a gather
-bucket it gives its pieces of those parameters, and ends with the whole matrix.
+Of a reduce bucket rank r ends with row r: its piece of every parameter's average, and a flag a
+parameter, as in `buffers`: a rank sends its flags in every row, so that each one receives their
+sums without a message of their own. To a gather bucket rank r gives its pieces of those parameters,
+and ends with the whole matrix.
 
 Both kinds lie in the same memory: nothing is gathered before everything is reduced.
 """
@@ -34,18 +36,19 @@ Region = tuple[tuple[int, ...], tuple[int, ...], int]
 class Piece:
     """One parameter's places in both halves, and what happened to it in the current round.
 
-    index: its flag's; stride: the agreed strides; width: its real elements; size: those of the
-    piece of one rank; mine: [size], this rank's piece of the average.
+    stride: the agreed strides; width: its real elements; size: those of the piece of one rank;
+    mine: [size], this rank's piece of the average; reduce, index: the bucket of the backward that
+    it is in, and which of its flags is this one's.
     average: flat memory for the whole of it, `view` in the form of the parameter.
     contributed: its hook fired in this round; kept: `p.grad` was accumulated without synchronising
     and waits for the next round; spent: the average with which the optimizer has been stepped,
     which the next gradient replaces. told_sparse: the user knows that it is sparse.
     """
 
-    def __init__(self, name: str, param: nn.Parameter, index: int, stride: Strides) -> None:
+    def __init__(self, name: str, param: nn.Parameter, stride: Strides) -> None:
         self.name = name
         self.param = param
-        self.index = index
+        self.index = 0
         self.stride = stride
         self.width = _width(param)
         self.size = 0
@@ -118,19 +121,50 @@ class Piece:
 class ReduceBucket:
     """A bucket of the backward. flat: the matrix, [world * row]; row: this rank's, reduced.
 
+    averages, flags: the two parts of the row; local_flags: what this rank sends as its flags.
     divides_first: gradients are divided by the number of ranks before they travel.
     """
 
-    def __init__(self, bytes_: int, flat: torch.Tensor, world_size: int) -> None:
-        self.bytes = bytes_
+    def __init__(
+        self, bucket: Bucket, flat: torch.Tensor, world_size: int, slots: list[Piece]
+    ) -> None:
+        self.bytes = bucket.bytes
         self.flat = flat
         self.row = torch.zeros(flat.numel() // world_size, dtype=flat.dtype, device=flat.device)
+        self.slots = slots
+        self.averages, self.flags = self.row.tensor_split([self.row.numel() - len(slots)])
+        self.local_flags = torch.ones_like(self.flags)
+        self._sent_flags = flat.view(world_size, self.row.numel())[:, self.averages.numel() :]
         # 16-bit gradients would lose small values: the halves divide their wide sums instead
         self.divides_first = flat.dtype not in SIXTEEN_BIT
-        self.pieces: list[Piece] = []
         self.missing = 0
         self.ready_seconds = 0.0
         self.ticket: Finished | None = None
+        self._used: list[bool] | None = None
+
+    def begin(self) -> None:
+        """Starts a round: nothing contributed, nothing sent."""
+        self.missing = len(self.slots)
+        self.ticket = None
+        self.local_flags.fill_(1.0)
+        self._used = None
+        for piece in self.slots:
+            piece.contributed = False
+
+    def put_flags(self) -> None:
+        """Makes the bucket fit to travel, once every piece is in it."""
+        self._sent_flags.copy_(self.local_flags)
+
+    def used(self, piece: Piece) -> bool:
+        """Whether some rank contributed to this one, once the bucket is back.
+
+        On a GPU this waits where this rank did not.
+        """
+        if piece.contributed:
+            return True
+        if self._used is None:
+            self._used = [flag != 0.0 for flag in self.flags.tolist()]
+        return self._used[piece.index]
 
 
 class GatherBucket:
@@ -162,7 +196,7 @@ class Layout:
     def release(self) -> None:
         """Lets go of all memory; gradients that are views keep theirs."""
         for bucket in self.reduce:
-            bucket.pieces.clear()  # pieces and buckets hold each other
+            bucket.slots.clear()  # pieces and buckets hold each other
         self.reduce.clear()
         self.gather.clear()
         self.pieces.clear()
@@ -177,27 +211,27 @@ def lay_out(
     """
     assert plan.gather is not None
     names = [name for bucket in plan.reduce for name in bucket.gradients]
-    pieces = {n: Piece(n, params[n], index, strides[n]) for index, n in enumerate(names)}
+    pieces = {name: Piece(name, params[name], strides[name]) for name in names}
     for piece in pieces.values():
         piece.size = -(-piece.width // world_size)
     memory: dict[torch.dtype, torch.Tensor] = {}
     reduce = []
-    for bucket, flat in _matrices(plan.reduce, pieces, world_size, memory):
-        made = ReduceBucket(bucket.bytes, flat, world_size)
-        for piece, region, start in _columns(bucket, pieces, flat, world_size):
+    for bucket, flat in _matrices(plan.reduce, pieces, world_size, memory, with_flags=True):
+        slots = [pieces[name] for name in bucket.gradients]
+        made = ReduceBucket(bucket, flat, world_size, slots)
+        for index, (piece, region, start) in enumerate(_columns(slots, flat, world_size)):
             _place(piece, region)
             piece.mine = made.row[start : start + piece.size]
-            piece.reduce = made
-            made.pieces.append(piece)
+            piece.reduce, piece.index = made, index
         reduce.append(made)
     _make_averages(list(pieces.values()))
     gather = []
-    for bucket, flat in _matrices(plan.gather, pieces, world_size, memory):
+    for bucket, flat in _matrices(plan.gather, pieces, world_size, memory, with_flags=False):
         gathers = GatherBucket(bucket.bytes, flat)
-        for piece, region, _ in _columns(bucket, pieces, flat, world_size):
+        gathers.pieces = [pieces[name] for name in bucket.gradients]
+        for piece, region, _ in _columns(gathers.pieces, flat, world_size):
             parts = _parts(piece, region)
             gathers.copies.append([(_at(piece.average, where), part) for where, part in parts])
-            gathers.pieces.append(piece)
         gather.append(gathers)
     return Layout(reduce, gather, pieces)
 
@@ -207,9 +241,12 @@ def _matrices(
     pieces: Mapping[str, Piece],
     world_size: int,
     memory: dict[torch.dtype, torch.Tensor],
+    *,
+    with_flags: bool,
 ) -> Iterator[tuple[Bucket, torch.Tensor]]:
     """Each bucket with its memory, out of one tensor a dtype, which is made where it lacks."""
-    lengths = [world_size * sum(pieces[name].size for name in b.gradients) for b in buckets]
+    flag = int(with_flags)
+    lengths = [world_size * sum(pieces[n].size + flag for n in b.gradients) for b in buckets]
     params = [pieces[bucket.gradients[0]].param for bucket in buckets]
     dtypes = [real_dtype(param.dtype) for param in params]
     used = dict.fromkeys(dtypes, 0)
@@ -224,12 +261,11 @@ def _matrices(
 
 
 def _columns(
-    bucket: Bucket, pieces: Mapping[str, Piece], flat: torch.Tensor, world_size: int
+    pieces: Sequence[Piece], flat: torch.Tensor, world_size: int
 ) -> Iterator[tuple[Piece, torch.Tensor, int]]:
     """Each piece of a bucket, its columns ([world, size]) and the first of them."""
     matrix, start = flat.view(world_size, flat.numel() // world_size), 0
-    for name in bucket.gradients:
-        piece = pieces[name]
+    for piece in pieces:
         yield piece, matrix[:, start : start + piece.size], start
         start += piece.size
 

@@ -40,10 +40,9 @@ class Pipeline:
             self._rounds.wait()
             return reducer.buffers
         if self.scattered:
-            with self._rounds.awaiting("agreeing on the averages"):
-                reducer.agree()
-                reducer.await_(reducer.agreement.ticket)
-        return [reducer.agreement]
+            with self._rounds.awaiting("averaging"):
+                reducer.await_reduced()
+        return reducer.buffers
 
     def clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         """As `GradientSync.clip_grad_norm_`, on the pieces. Raises SlipstreamError."""
@@ -51,9 +50,7 @@ class Pipeline:
             raise SlipstreamError(f"Averages are clipped by a norm above 0, not {norm_type:g}.")
         reducer = self._reducer
         with self._rounds.awaiting("agreeing on the norm"):
-            reducer.agree(norm_type)
-            reducer.await_(reducer.agreement.ticket)
-        norm = reducer.agreement.total_norm()
+            norm = reducer.norm(norm_type)
         if max_norm < math.inf:
             # as torch.nn.utils.clip_grads_with_norm_ does it: no branch to wait for on a GPU
             reducer.scale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))

@@ -2,11 +2,11 @@
 
     begin, ready, seal    as in `reducer`, but a bucket is reduce-scattered: afterwards this rank
                           holds its piece of every parameter's average, and `p.grad` is None
-    agree                 one small message: who contributed, the norm where it is asked for
+    norm                  one small message, where somebody asks for the norm of the averages
     gather                every gather bucket goes onto the channel, in the plan's order
     take                  one of them is back: its averages become `p.grad`
 
-`finish` does the last three at once, where somebody wants the averages before the next forward.
+`finish` does the last two at once, where somebody wants the averages before the next forward.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from slipstream.errors import UnsupportedModel
 from slipstream.plan import Plan
-from slipstream.sync.agreement import Agreement
 from slipstream.sync.buffers import nan_unless_finite
 from slipstream.sync.channel import Finished
 from slipstream.sync.incoming import Divisors, unusable, warn_sparse
 from slipstream.sync.means import Means
+from slipstream.sync.norms import Norms
 from slipstream.sync.pieces import GatherBucket, Piece, ReduceBucket, lay_out
 
 
@@ -44,13 +44,12 @@ class PipelinedReducer:
         self.gathering = False
         self.hold = False
         self.waited_seconds = 0.0
-        pieces = list(self.slots.values())
-        self.agreement = Agreement(pieces, means.collective, means.peers.rank, world_size)
+        device = self.buffers[0].row.device if self.buffers else torch.device("cpu")
+        self._norms = Norms(device, means.collective, means.peers.rank, world_size)
         self._means = means
         self._world_size = world_size
         self._divisors = Divisors(world_size)
         self._next = 0
-        self._used: list[bool] | None = None
 
     @property
     def started(self) -> bool:
@@ -69,15 +68,10 @@ class PipelinedReducer:
         self.hold = False
         self.in_flight = True
         self.waited_seconds = 0.0
-        self.agreement.begin()
-        self._used = None
         for bucket in self.buffers:
-            bucket.missing = len(bucket.pieces)
-            bucket.ticket = None
+            bucket.begin()
         for gather in self.gathers:
             gather.ticket = None
-        for piece in self.slots.values():
-            piece.contributed = False
 
     def before(self, name: str, timeout_seconds: float) -> None:
         """A gradient is about to be added to this parameter's, which must not be a spent one."""
@@ -113,30 +107,31 @@ class PipelinedReducer:
         """Closes the round: missing gradients count as zero, and every bucket goes out."""
         for bucket in self.buffers:
             if bucket.missing:
-                for piece in bucket.pieces:
+                for piece in bucket.slots:
                     if not piece.contributed:
                         self._fill(piece)
                 bucket.missing = 0
                 bucket.ready_seconds = time.perf_counter()
         self._send_ready()
 
-    def agree(self, norm_type: float | None = None) -> None:
-        """Submits the message that follows the reduce buckets, with the norm if one is asked for.
-
-        To be called by all ranks alike, after `seal` and before `gather`.
-        """
-        rows = [bucket.row for bucket in self.buffers if bucket.row.numel()]
-        self.agreement.send(self._means.channel, rows, norm_type)
+    def norm(self, norm_type: float) -> torch.Tensor:
+        """The norm of all averages (0-d, float64); waits. By all ranks alike, before `gather`."""
+        rows = [bucket.averages for bucket in self.buffers if bucket.averages.numel()]
+        self._await(self._norms.send(self._means.channel, rows, norm_type))
+        return self._norms.total(norm_type)
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiplies this rank's pieces, which must have been reduced, before they are gathered."""
         for bucket in self.buffers:
-            bucket.row.mul_(factor.to(bucket.row.dtype))
-        self.agreement.pieces_changed()
+            bucket.averages.mul_(factor)
+
+    def await_reduced(self) -> None:
+        """Returns when this rank's pieces and all flags are there."""
+        for bucket in self.buffers:
+            self._await(bucket.ticket)
 
     def gather(self) -> None:
         """Sends every gather bucket."""
-        self.agree()
         halves = self._means.halves
         for bucket in self.gathers:
 
@@ -148,15 +143,6 @@ class PipelinedReducer:
             bucket.ticket = self._means.channel.submit(travel)
         self.gathering = True
 
-    def await_(self, ticket: Finished | None) -> None:
-        """Waits for a ticket of this round; raises its error."""
-        assert ticket is not None
-        started = time.perf_counter()
-        try:
-            ticket.wait(self._means.timeout_seconds)
-        finally:
-            self.waited_seconds += time.perf_counter() - started
-
     @torch.no_grad()
     def take(self, index: int) -> list[Piece]:
         """Waits for a gather bucket and makes its averages `p.grad`; returns what is in it.
@@ -164,14 +150,11 @@ class PipelinedReducer:
         A parameter that nobody used keeps its gradient.
         """
         bucket = self.gathers[index]
-        self.await_(bucket.ticket)
+        self._await(bucket.ticket)
         bucket.unpack()
-        if self._used is None:
-            self.await_(self.agreement.ticket)
-            self._used = self.agreement.used()
         for piece in bucket.pieces:
             piece.kept = False
-            if self._used[piece.index]:
+            if piece.reduce.used(piece):
                 piece.spent = None
                 piece.lend()
         return bucket.pieces
@@ -187,10 +170,7 @@ class PipelinedReducer:
 
     def drop(self) -> None:
         """Forgets the averages of a round that was not stepped with, once nothing is in flight."""
-        for bucket in self.buffers:
-            self.await_(bucket.ticket)
-        if self.agreement.ticket is not None:
-            self.await_(self.agreement.ticket)
+        self.await_reduced()
         for piece in self.slots.values():
             piece.kept = False
         self.end()
@@ -206,6 +186,15 @@ class PipelinedReducer:
                 return index
         return len(self.buffers) - 1
 
+    def _await(self, ticket: Finished | None) -> None:
+        """Waits for a ticket of this round; raises its error."""
+        assert ticket is not None
+        started = time.perf_counter()
+        try:
+            ticket.wait(self._means.timeout_seconds)
+        finally:
+            self.waited_seconds += time.perf_counter() - started
+
     def _absorb(self, piece: Piece) -> None:
         """Moves the gradient into its bucket."""
         # Runs in a hook, where autograd is off and caches are cold.
@@ -216,8 +205,8 @@ class PipelinedReducer:
         else:
             grad = self._usable(piece, grad)
             if self._means.check_finite and grad.numel():
-                flag = self.agreement.local_flags[piece.index]
-                flag.add_(nan_unless_finite(grad, self._world_size))
+                flag = piece.reduce.local_flags[piece.index]
+                flag.add_(nan_unless_finite(grad, self._world_size).to(flag.dtype))
             divisors = self._divisors if piece.reduce.divides_first else None
             if piece.contributed:
                 piece.add(grad, divisors)
@@ -241,7 +230,7 @@ class PipelinedReducer:
         if piece.kept and grad is not None:
             self._absorb(piece)
             return
-        self.agreement.local_flags[piece.index] = 0.0
+        piece.reduce.local_flags[piece.index] = 0.0
         if grad is None:
             piece.put_nothing()
         else:
@@ -254,6 +243,7 @@ class PipelinedReducer:
             self._next += 1
 
     def _send(self, bucket: ReduceBucket) -> None:
+        bucket.put_flags()
         scatter, flat, row = self._means.halves.reduce_scatter, bucket.flat, bucket.row
         divisor = 1 if bucket.divides_first else self._world_size
         bucket.ticket = self._means.channel.submit(lambda: scatter(flat, row, divisor))
