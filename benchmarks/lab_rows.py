@@ -88,7 +88,7 @@ ROWS = (
     Row("resnet18", REAL_RATE, list_bytes=None),
 )
 QUICK_ROW = Row(
-    "resnet50", "1gbit", LIST_BYTES / 4, planners=("optimal", "pipelined"), ddp_caps_mib=(1,)
+    "resnet50", "1gbit", LIST_BYTES / 4, 2, planners=("optimal", "pipelined"), ddp_caps_mib=(1,)
 )
 PAPER_ROWS = tuple(
     Row(model, "1gbit", nodes=8, planners=PAPER_PLANNERS, ddp_caps_mib=())
