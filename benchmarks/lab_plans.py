@@ -11,9 +11,9 @@ plans and predictions come from its cluster.json and trace.json. In the measurin
 on another lab, all variants of a row train the same parameters over the same process group and take
 turns, each turn in a random order that is the same on all ranks. A turn: a barrier, a step that is
 not counted, then the step that is: zero_grad, forward, loss, backward, SGD's update, as long as on
-the slowest rank. Below 1 Gbit/s and in the last two rows, where steps are long, only pipelined plans
-get the uncounted step, for their steps begin in the one before. Figures are medians over turns; intervals are bootstraps
-over the turns' ratios.
+the slowest rank. Below 1 Gbit/s and in the last two rows, where steps are long, only pipelined
+plans get the uncounted step, for their steps begin in the one before. Figures are medians over
+turns; intervals are bootstraps over the turns' ratios.
 
 DDP: gradient_as_bucket_view=True, forward_sync_buffers=False, after its bucket rebuild, at its
 default (a first bucket of 1 MiB, then 25), at explicit caps of 1 to 100 MiB, at 25 MiB scaled like
