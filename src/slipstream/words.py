@@ -12,6 +12,11 @@ def count(value: float | None) -> str:
     return "-" if known is None else f"{known:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of a thing: 1 epoch, 44,000 steps."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def percent(fraction: float | None, digits: int = 1) -> str:
     """A fraction of 1 as percent: 92.4 %."""
     known = _finite(fraction)

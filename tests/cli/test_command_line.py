@@ -14,7 +14,7 @@ from slipstream import __version__
 from slipstream.cli.main import app, main
 from slipstream.cli.output import print_summary, reserved_stdout
 from slipstream.errors import DataError
-from slipstream.train.launch.local import Interrupted
+from slipstream.train.launch.interruption import Interrupted
 from slipstream.train.launch.request import Request
 
 COMMANDS = ("train", "export", "report", "probe", "profile", "plan", "simulate")
@@ -139,6 +139,54 @@ def test_a_mistake_is_one_sentence_on_stderr(
     assert run_main(monkeypatch, *arguments) == 1
     assert capfd.readouterr() == ("", f"slipstream: {sentence}\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("arguments", [["train", "fasion"], ["profile", "--set", "a=1"]])
+def test_a_mistake_is_told_without_loading_torch(tmp_path: Path, arguments: list[str]) -> None:
+    code = (
+        "import sys; from slipstream.cli.main import main; sys.argv[1:] = "
+        f"{arguments}\ntry:\n main()\nfinally:\n assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.startswith("slipstream: ")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("shell", "code", "said"),
+    [
+        (">/dev/full", 1, "slipstream: the output cannot be written: No space left on device\n"),
+        (">&-", 0, ""),
+        ("2>&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("| true", 0, ""),
+    ],
+)
+def test_standard_streams_may_be_full_closed_or_left(
+    tmp_path: Path, shell: str, code: int, said: str
+) -> None:
+    (tmp_path / "recipe.toml").write_text("# all defaults\n")
+    line = f"{sys.executable} -m slipstream report {tmp_path} --json {shell}"
+    result = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (code, said)
+
+
+@pytest.mark.processes
+def test_characters_that_the_output_lacks_are_escaped(tmp_path: Path) -> None:
+    folder = tmp_path / "\N{GREEK SMALL LETTER MU}"
+    folder.mkdir()
+    (folder / "recipe.toml").write_text("# all defaults\n")
+    result = subprocess.run(
+        [sys.executable, "-m", "slipstream", "report", str(folder)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert "\\u03bc" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["export", "report"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_a_plan_is_explained_and_written(slipstream: Any, tmp_path: Path) -> Non
         assert words in out
     assert f"plan written to {path}" in out
     assert "\nchannel " in out
+
+
+def test_what_is_no_plan_is_not_overwritten_by_one(slipstream: Any, tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    shutil.copy(TEN_GIGABIT, path)
+    code, out, err = slipstream("plan", *question(), "--output", path)
+    assert (code, out) == (1, "")
+    assert f"{path} exists and is not overwritten" in err
+    assert path.read_bytes() == Path(TEN_GIGABIT).read_bytes()
 
 
 def test_many_buckets_are_explained_in_part(slipstream: Any) -> None:
@@ -276,6 +286,7 @@ def test_doubtful_traces_are_pointed_out(slipstream: Any, tmp_path: Path, comman
         (["simulate", "--wire", "int8"], "there is no wire 'int8'"),
         (["plan", "--tolerance", "-1"], "--tolerance"),
         (["plan", "--max-bucket-bytes", "0"], "--max-bucket-bytes"),
+        (["plan", "--nodes", "1000000000000"], "--nodes"),
     ],
 )
 def test_wrong_usage_is_refused_with_exit_code_2(
@@ -293,7 +304,7 @@ def test_wrong_usage_is_refused_with_exit_code_2(
         (["plan", "--planner", "ddp:cap"], "'ddp:cap' is no planner"),
         (["plan", "--planner", "ddp", "--max-bucket-bytes", "9"], "max_bucket_bytes"),
         (["plan", "--collective", "torus"], "'torus'"),
-        (["plan", "--output", "/nowhere/plan.json"], "/nowhere/plan.json cannot be written"),
+        (["plan", "--output", "/nowhere/plan.json"], "/nowhere, where plan.json shall go, is no"),
         (["simulate", "--plot", "plot.pdf"], "plot.pdf ends in neither .png nor .svg"),
         (["simulate", "--jitter", "5"], "compute_jitter is 5.0"),
         (["simulate", "--stragglers", "2"], "straggler_share is 2.0"),

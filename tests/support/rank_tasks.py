@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -132,10 +133,12 @@ def leaves_a_thread(recipe: Recipe, **_: object) -> None:
 
 def launch_and_tell(task: str, folder: Path, grace_seconds: float) -> None:
     """Launch two ranks from a process of its own, and write how that ended to ``ended``."""
-    from slipstream.train.launch.local import Interrupted, launch
+    from slipstream.train.launch.interruption import Interrupted
+    from slipstream.train.launch.local import launch
     from slipstream.train.recipe import load_recipe
 
     recipe = load_recipe("digits", [f"checkpoint.grace_seconds={grace_seconds}"])
+    tempfile.tempdir = str(folder)  # a test sees what is left
     try:
         launch(recipe, run_folder=folder, cluster=Cluster((2,)), task=f"rank_tasks:{task}")
         (folder / "ended").write_text("well")

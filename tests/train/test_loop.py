@@ -9,7 +9,7 @@ import pytest
 
 from ranks import run_ranks_settled
 from slipstream.data import Batch
-from slipstream.errors import CheckpointError, TrainingStopped
+from slipstream.errors import CheckpointError, RecipeError, TrainingStopped
 from slipstream.report.records import of_kind, read_metrics
 from slipstream.train.checkpoint import CheckpointWriter, find_checkpoint, load
 from slipstream.train.checkpoint.store import Store
@@ -124,15 +124,18 @@ def test_a_run_that_stops_and_resumes_twice_has_no_gap_and_no_overlap(tmp_path: 
     assert [r["step"] for r in of_kind(records, "evaluation")] == [5, 10]
 
 
-def test_a_stop_that_could_not_save_says_so_on_every_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*_: object) -> Path:
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> Path:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(Store, "publish", full_disk)
+    monkeypatch.setattr(Store, "publish", refuse)
     defaults = {**(CheckpointWriter.__init__.__kwdefaults__ or {}), "retry_delays_seconds": (0.0,)}
     monkeypatch.setattr(CheckpointWriter.__init__, "__kwdefaults__", defaults)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_stop_that_could_not_save_says_so_on_every_rank(tmp_path: Path) -> None:
     outcomes = run_ranks_settled(
         lambda rank: run_one(tiny_recipe(), job_of(rank), tmp_path, watch=stop_in(1, rank=0)), 2
     )
@@ -140,6 +143,23 @@ def test_a_stop_that_could_not_save_says_so_on_every_rank(
         assert isinstance(outcome, TrainingStopped)
         assert "no space left on device" in str(outcome)
         assert "--resume" not in str(outcome)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_run_whose_last_weights_are_lost_has_failed_on_every_rank(tmp_path: Path) -> None:
+    outcomes = run_ranks_settled(lambda rank: run_one(tiny_recipe(), job_of(rank), tmp_path), 2)
+    for outcome in outcomes:
+        assert isinstance(outcome, CheckpointError)
+        assert "last epoch, but the checkpoint of step 10 could not be written" in str(outcome)
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_fewer_epochs_than_are_trained_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingStopped):
+        run_all(tiny_recipe(), 1, tmp_path, watch=stop_in(6, rank=0))
+    with pytest.raises(RecipeError, match=r"beyond train\.epochs=1 of 5 steps.*epochs=2 or more"):
+        run_all(tiny_recipe("train.epochs=1"), 1, tmp_path, resume=tmp_path)
+    assert not (tmp_path / "summary.json").exists()
 
 
 def test_a_checkpoint_of_another_model_or_layout_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from slipstream.train.run_folder import (
     create_run_folder,
     is_claimed,
     write_text_atomic,
+    writing,
 )
 
 
@@ -58,6 +59,18 @@ def test_where_nothing_can_be_written_it_is_said(
         create_run_folder(tmp_path / "run")
     with pytest.raises(RunFolderError, match="cannot be written"):
         create_run_folder(Path("/proc/run"))
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="has a name that is not UTF-8"):
+        create_run_folder(tmp_path / "caf\udce9")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_is_told_by_the_folder(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(RunFolderError, match=r"\(No space left on device\)"), writing(tmp_path):
+        raise full
 
 
 def test_one_living_job_owns_a_folder(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import typer
 from slipstream import __version__
 from slipstream.cli.export import export
 from slipstream.cli.lab import lab
+from slipstream.cli.output import end_by_full_output, open_streams
 from slipstream.cli.plan import plan
 from slipstream.cli.probe import probe
 from slipstream.cli.profile import profile
@@ -63,11 +64,17 @@ def _options(
 
 def main() -> None:
     """Run the command line; a user's mistake ends it with one sentence and exit code 1 or 2."""
+    open_streams()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
     except SlipstreamError as error:
         print(f"slipstream: {error}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        end_by_full_output(error)
     except KeyboardInterrupt:
         print("slipstream: interrupted", file=sys.stderr)
         sys.exit(130)

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+MOST_NODES = 2**20
+"""So many nodes can be planned and simulated for."""
+
 RecipeArgument = Annotated[
     str | None,
     typer.Argument(help="A shipped recipe (fashion, digits) or a TOML file.  [default: fashion]"),

@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
+
+_REFUSALS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+
+
+def open_streams() -> None:
+    """Make the three standard streams usable, whatever this process was started with.
+
+    One that is closed becomes /dev/null: its number would go to the next file that is opened, and
+    what is printed into that file. Characters that standard output lacks are written as escapes.
+    """
+    modes = {"stdin": "r", "stdout": "w", "stderr": "w"}
+    for number, (name, mode) in enumerate(modes.items()):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def end_by_full_output(error: OSError) -> NoReturn:
+    """End the command whose standard output takes no more; says so unless its reader has left.
+
+    Raises `error` again where it is about anything else.
+    """
+    if error.filename is not None or error.errno not in _REFUSALS:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in buffers has a place to go
+    if error.errno != errno.EPIPE:
+        print(f"slipstream: the output cannot be written: {error.strerror}", file=sys.stderr)
+    sys.exit(1)
 
 
 @contextmanager
@@ -22,7 +57,7 @@ def reserved_stdout() -> Iterator[TextIO]:
     os.dup2(2, 1)
     try:
         with (
-            os.fdopen(os.dup(kept), "w", encoding="utf-8") as stream,
+            os.fdopen(os.dup(kept), "w", encoding="utf-8", errors="backslashreplace") as stream,
             redirect_stdout(sys.stderr),
         ):
             yield stream

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from slipstream.cli.options import (
+    MOST_NODES,
     ClusterOption,
     CollectiveOption,
     ToleranceOption,
@@ -38,7 +39,8 @@ def plan(
         ),
     ] = "optimal",
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="So many nodes instead of the cluster file's.")
+        int | None,
+        typer.Option(min=1, max=MOST_NODES, help="So many nodes instead of the cluster file's."),
     ] = None,
     tolerance: ToleranceOption = 0.005,
     max_bucket_bytes: Annotated[
@@ -58,10 +60,13 @@ def plan(
     Prints the buckets in the order in which they travel: what hides each one's journey, and what
     one more merge would cost; then the predicted step beside what no plan can beat.
     """
+    from slipstream.cli.measuring import check_replaceable
     from slipstream.cli.predicting import allowed_of, read_costs
-    from slipstream.plan import explain
+    from slipstream.plan import Plan, explain
     from slipstream.simulate import PlannerChoice, load_trace, simulate_step
 
+    if output is not None:
+        check_replaceable(output, Plan)
     recorded = load_trace(trace)
     costs = read_costs(cluster, nodes)
     allowed = allowed_of(tolerance, wire, collective, max_bucket_bytes)

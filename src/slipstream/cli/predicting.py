@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from slipstream.cli.options import MOST_NODES
 from slipstream.costs import ClusterSpec, Costs, Wire
 from slipstream.errors import PlanError
 from slipstream.plan import Plan, explain
@@ -75,9 +76,10 @@ def node_counts(text: str) -> list[int]:
     """From "4,16,64". Raises typer's BadParameter for anything else than numbers of 1 or more."""
     counts = []
     for part in text.split(","):
-        if not part.strip().isdecimal() or not 1 <= int(part) <= 2**20:
+        if not part.strip().isdecimal() or not 1 <= int(part) <= MOST_NODES:
             raise typer.BadParameter(
-                f"{part.strip()!r} in {text!r} is no number of nodes; write --nodes 4,16,64"
+                f"{part.strip()!r} in {text!r} is no number of nodes from 1 to {MOST_NODES:,};"
+                " write --nodes 4,16,64"
             )
         counts.append(int(part))
     return list(dict.fromkeys(counts))

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 def on_own_ranks(work: Callable[[], Result]) -> Result:
     """The result of work that starts ranks here; a signal ends the command with its exit code."""
-    from slipstream.train.launch.local import Interrupted
+    from slipstream.train.launch.interruption import Interrupted
 
     try:
         return work()

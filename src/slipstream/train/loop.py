@@ -31,9 +31,10 @@ from slipstream.train.record.choose import open_display
 from slipstream.train.record.metrics import MetricsWriter, truncate_after
 from slipstream.train.record.recorder import Recorder
 from slipstream.train.record.summary import summarise
-from slipstream.train.run_folder import claim_run_folder, write_text_atomic
+from slipstream.train.run_folder import claim_run_folder, write_text_atomic, writing
 from slipstream.train.stopping import StopAgreement
 from slipstream.train.training import Outputs, Parts, Training
+from slipstream.words import counted
 
 CHECKPOINTS = "checkpoints"
 
@@ -89,13 +90,13 @@ def train(
         recipe, job, data, loaded, run_folder
     )  # before anything in the folder is touched
     if loaded is not None:
-        _refuse_finished(recipe, progress, job, run_folder)
+        _refuse_finished(recipe, progress, data.sampler.steps_per_epoch, job, run_folder)
     with _outputs(recipe, job, run_folder, loaded) as outputs:
         if loaded is not None:
             outputs.recorder.write({"kind": "resume", "step": progress.step})
         steps_per_epoch = data.sampler.steps_per_epoch
         outputs.recorder.start(
-            f"{recipe.name}, {recipe.model.name} on {job.world_size} ranks",
+            f"{recipe.name}, {recipe.model.name} on {counted(job.world_size, 'rank')}",
             total_steps=recipe.train.epochs * steps_per_epoch,
             num_epochs=recipe.train.epochs,
             first_step=progress.step,
@@ -113,11 +114,22 @@ def train(
     return summary
 
 
-def _refuse_finished(recipe: Recipe, progress: Progress, job: Job, run_folder: Path) -> None:
-    """Raises RecipeError, on all ranks, for a run whose last epoch is trained and summed up."""
+def _refuse_finished(
+    recipe: Recipe, progress: Progress, steps_per_epoch: int, job: Job, run_folder: Path
+) -> None:
+    """Raises RecipeError, on all ranks, for a run whose last epoch is trained and summed up.
+
+    Also for one that has gone beyond it: its weights are not those of so many epochs.
+    """
     epochs = recipe.train.epochs
 
     def look() -> None:
+        if progress.step > epochs * steps_per_epoch:
+            raise RecipeError(
+                f"{run_folder} stands at step {progress.step}, which is beyond train.epochs="
+                f"{epochs} of {steps_per_epoch} steps each; to train on, raise the number: --set "
+                f"train.epochs={-(-progress.step // steps_per_epoch)} or more."
+            )
         if progress.epochs >= epochs and (run_folder / "summary.json").exists():
             raise RecipeError(
                 f"{run_folder} has trained all of its {epochs} epochs; to train on, raise the "
@@ -168,12 +180,13 @@ def _outputs(
         def open_folder() -> None:
             nonlocal metrics
             stack.callback(claim_run_folder(run_folder).release)
-            if loaded is not None:
-                truncate_after(metrics_file, loaded.step)
-            write_text_atomic(run_folder / "recipe.toml", recipe.to_toml())
-            write_text_atomic(
-                run_folder / "environment.json", json.dumps(environment(), indent=1) + "\n"
-            )
+            with writing(run_folder):
+                if loaded is not None:
+                    truncate_after(metrics_file, loaded.step)
+                write_text_atomic(run_folder / "recipe.toml", recipe.to_toml())
+                write_text_atomic(
+                    run_folder / "environment.json", json.dumps(environment(), indent=1) + "\n"
+                )
             metrics = stack.enter_context(MetricsWriter(metrics_file))
 
         job.on_rank_zero(open_folder, "opening the run folder")
@@ -190,5 +203,6 @@ def _outputs(
 
 
 def _finish_folder(run_folder: Path, summary: dict[str, Any]) -> None:
-    write_text_atomic(run_folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    with writing(run_folder):
+        write_text_atomic(run_folder / "summary.json", json.dumps(summary, indent=1) + "\n")
     build_report(run_folder)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from slipstream.errors import RunFolderError
@@ -13,7 +14,14 @@ from slipstream.train.durable import (
     write_text_atomic,
 )
 
-__all__ = ["claim_run_folder", "create_run_folder", "is_claimed", "write_text_atomic"]
+__all__ = [
+    "claim_run_folder",
+    "create_run_folder",
+    "is_claimed",
+    "refuse_claimed",
+    "write_text_atomic",
+    "writing",
+]
 
 _OWNER = ".owner.lock"
 
@@ -25,6 +33,7 @@ def create_run_folder(path: Path) -> Path:
     that has content, for a path that is no folder, and where nothing can be written.
     """
     path = Path(os.path.abspath(path))
+    _check_text(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         content = sorted(entry.name for entry in path.iterdir() if not _is_leftover(entry.name))
@@ -70,6 +79,23 @@ def is_claimed(path: Path) -> bool:
     return is_dead(path / _OWNER) is False
 
 
+def refuse_claimed(path: Path) -> None:
+    """Raise RunFolderError when a living job owns the run folder `path`; nothing is changed."""
+    with writing(path):
+        claimed = is_claimed(path)
+    if claimed:
+        raise _claimed(path)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What is written to the run folder `path` inside; a disk's refusal becomes RunFolderError."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
 def _is_leftover(name: str) -> bool:
     return name == _OWNER or name.startswith(TEMPORARY_PREFIX)
 
@@ -79,6 +105,16 @@ def _claimed(path: Path) -> RunFolderError:
         f"run folder {path} belongs to a job that is still running;"
         " stop that job first, or choose another with --run-folder."
     )
+
+
+def _check_text(path: Path) -> None:
+    # The run's records are UTF-8 and tell where they lie; a name of other bytes has no place there.
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise RunFolderError(
+            f"run folder {path} has a name that is not UTF-8; choose another with --run-folder."
+        ) from error
 
 
 def _check_writable(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from slipstream.auto import GradientSync
-from slipstream.errors import NonFiniteGradients, TrainingStopped
+from slipstream.errors import CheckpointError, NonFiniteGradients, TrainingStopped
 from slipstream.optim.schedules import Schedule
 from slipstream.sync import NonFinite
 from slipstream.train.build import Data
@@ -101,7 +102,8 @@ class Training:
         """Trains until the last epoch is evaluated and saved.
 
         Raises NonFiniteGradients where the policy is to stop, TrainingStopped when a rank was asked
-        to stop (after saving), and whatever data, collectives and disks raise.
+        to stop (after saving), CheckpointError when the end could not be saved, and
+        whatever data, collectives and disks raise.
         """
         progress = self.progress
         self._began_seconds = time.perf_counter() - progress.train_seconds
@@ -203,7 +205,7 @@ class Training:
         if failure is None:
             raise TrainingStopped(
                 f"Training stopped as asked after step {step}; "
-                f"go on with: slipstream train --resume {folder}"
+                f"go on with: slipstream train --resume {shlex.quote(str(folder))}"
             )
         raise TrainingStopped(f"Training stopped as asked after step {step}, but {failure}")
 
@@ -220,7 +222,15 @@ class Training:
         progress.epochs = number
         progress.epoch = Totals()
         if is_last or self._every(self._recipe.checkpoint.every_epochs, number):
-            self._save(metric=accuracy)
+            save = self._save(metric=accuracy, block=is_last)
+            if is_last:
+                self._require_saved(save)
+
+    def _require_saved(self, save: Save) -> None:
+        """Raises CheckpointError, on all ranks, where the weights that a run is for are lost."""
+        failure = self._job.peers.gather(save.error, "saving the last checkpoint")[0]
+        if failure is not None:
+            raise CheckpointError(f"Training has reached its last epoch, but {failure}")
 
     def _evaluate(self) -> float:
         """Evaluates with rank 0's buffers on every rank; returns the test accuracy."""

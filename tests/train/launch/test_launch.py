@@ -206,6 +206,7 @@ def test_ranks_do_not_outlive_a_launcher_that_is_killed(
     launcher.kill()
     launcher.join(WAIT_SECONDS)
     until(lambda: not any(alive(pid) for pid in ranks), "the end of the ranks")
+    assert list(tmp_path.glob("slipstream-*")) == []
     if task == "waits":
         assert (tmp_path / "saved-0").read_text() == "SIGTERM"
 

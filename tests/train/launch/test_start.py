@@ -17,11 +17,12 @@ from slipstream.errors import (
     RunFolderError,
     SlipstreamError,
 )
+from slipstream.train.launch.interruption import Interrupted
 from slipstream.train.launch.joined import find_job
-from slipstream.train.launch.local import Interrupted
 from slipstream.train.launch.request import Request, read_summary, resolve
 from slipstream.train.launch.start import train_here, train_in_job
 from slipstream.train.recipe import Recipe, load_recipe
+from slipstream.train.run_folder import claim_run_folder
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +188,29 @@ def test_resume_goes_on_in_the_same_folder_with_the_same_recipe(
     assert ranks.told["resume"] == checkpoint
     recipe = ranks.told["recipe"]
     assert (recipe.train.seed, recipe.train.epochs) == (7, 9)
+
+
+def test_a_run_that_is_still_running_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run("runs/a")
+    checkpoint = a_checkpoint(run, monkeypatch)
+    with (
+        claim_run_folder(run),
+        pytest.raises(RunFolderError, match="belongs to a job that is still running"),
+    ):
+        resolve(Request(resume=run))
+    assert resolve(Request(resume=run)).checkpoint == checkpoint
+
+
+def test_more_ranks_than_memory_holds_are_refused_before_one_starts() -> None:
+    with pytest.raises(RecipeError, match=r"4,?096 ranks on this machine need .* of memory"):
+        train_here(Request("digits", ["train.global_batch_size=4096"], 64, 64, Path("mine")))
+    assert list(Path().iterdir()) == []
+
+
+def test_a_folder_that_text_cannot_name_is_not_made() -> None:
+    with pytest.raises(RecipeError, match="folder is not text in UTF-8"):
+        train_here(Request("digits", run_folder=Path("caf\udce9")))
+    assert list(Path().iterdir()) == []
 
 
 def test_resume_refuses_what_would_be_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

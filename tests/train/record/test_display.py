@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pty
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 from rich.console import Console
@@ -15,6 +16,7 @@ from slipstream.train.record.display import Display
 from slipstream.train.record.live import LiveDisplay, is_capable, sparkline
 from slipstream.train.record.pace import Pace
 from slipstream.train.record.plain import PlainDisplay, SilentDisplay
+from slipstream.train.record.unfailing import UnfailingStream
 
 
 class Clock:
@@ -56,6 +58,18 @@ EPOCH = {
 }
 
 
+class Gone(io.StringIO):
+    """A terminal whose connection ends after the first line."""
+
+    def write(self, text: str) -> int:
+        if self.getvalue():
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().write(text)
+
+    def flush(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def run_through(display: Display, clock: Clock) -> None:
     with display:
         display.start("fashion on 4 ranks", total_steps=20, num_epochs=2)
@@ -95,10 +109,17 @@ def test_plain_lines_always_show_the_last_step_and_what_is_odd() -> None:
     display.step(step(11, loss=float("nan"), accuracy=None))
     display.step(step(12, loss=float("inf")))
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "digits: 1 epochs, 12 steps, resumed after step 10"
+    assert lines[0] == "digits: 1 epoch, 12 steps, resumed after step 10"
     assert "loss nan  accuracy -" in lines[1]
     assert "step 12/12  loss inf" in lines[2]
     assert lines[2].endswith("eta 0 s")
+
+
+def test_a_terminal_that_goes_away_ends_nothing() -> None:
+    stream, clock = Gone(), Clock()
+    run_through(open_display(rank=0, stream=stream), clock)
+    assert stream.getvalue() == "fashion on 4 ranks: 2 epochs, 20 steps\n"
+    run_through(LiveDisplay(cast(TextIO, UnfailingStream(stream)), clock), clock)
 
 
 def test_the_live_panel_shows_everything() -> None:

@@ -32,6 +32,8 @@ def export_weights(checkpoint: Path, output: Path) -> Path:
         tensors[name] = value.clone() if name in loaded.manifest.model.tied else value
     if os.path.lexists(output):
         raise _exists(output)
+    if not output.parent.is_dir():
+        raise CheckpointError(f"{output} cannot be written: {output.parent} is no folder; make it.")
     temporary = temporary_sibling(output)
     try:
         write_tensors(temporary, tensors, {"slipstream_step": str(loaded.step)})

@@ -197,6 +197,6 @@ class CheckpointWriter:
                 self._closing.wait(self._retry_delays_seconds[-attempts_left])
         return None, (
             f"the checkpoint of step {step} could not be written to {store.folder} after"
-            f" {len(self._retry_delays_seconds) + 1} attempts ({error}); training goes on and the"
-            " checkpoints before it are kept: free space there."
+            f" {len(self._retry_delays_seconds) + 1} attempts ({error}); the checkpoints"
+            " before it are kept: free space there."
         )

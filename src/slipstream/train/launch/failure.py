@@ -13,6 +13,7 @@ import signal
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,8 +76,9 @@ def write_error(error: BaseException, path: Path | None = None) -> None:
     }
     # The launcher may look at any moment, and a half-written record would end it.
     partial = target.with_name(f"{target.name}.partial")
-    partial.write_text(json.dumps(record), encoding="utf-8")
-    partial.replace(target)
+    with suppress(FileNotFoundError):  # a launcher that was killed reads nothing any more
+        partial.write_text(json.dumps(record), encoding="utf-8")
+        partial.replace(target)
 
 
 def read_error(path: Path) -> ErrorRecord | None:

@@ -1,4 +1,4 @@
-"""What surrounds the elastic launcher while it works: silence, signals, and no rank left behind."""
+"""What surrounds the elastic launcher: room, silence, signals, and no rank left behind."""
 
 from __future__ import annotations
 
@@ -12,12 +12,29 @@ from pathlib import Path
 import psutil
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from slipstream.errors import TrainingStopped
+from slipstream.errors import RecipeError, TrainingStopped
 from slipstream.train.launch.failure import ERROR_FILE_VARIABLE, read_error
+from slipstream.words import size
 
 FORWARDED_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP")
 _LOOK_EVERY_SECONDS = 0.5
 _LATE_SECONDS = 5.0
+_LEAST_RANK_BYTES = 200 * 2**20
+"""What a rank holds once it has loaded its libraries, before it has a model or data."""
+
+
+def refuse_too_many(world_size: int) -> None:
+    """Raise RecipeError for ranks that cannot even start together in this machine's free memory.
+
+    Otherwise the system would end processes by its own choice, other people's among them.
+    """
+    needed, free = world_size * _LEAST_RANK_BYTES, psutil.virtual_memory().available
+    if world_size > 1 and needed > free:
+        raise RecipeError(
+            f"{world_size} ranks on this machine need {size(needed)} of memory at the least, and"
+            f" {size(free)} are free: lower cluster.nodes or cluster.ranks_per_node, or start the"
+            " ranks on several machines by torchrun"
+        )
 
 
 class ErrorFiles(LogsSpecs):

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
@@ -29,22 +30,13 @@ from slipstream.train.launch.guards import (
     late_ranks_killed,
     no_rank_left,
     quiet_launcher,
+    refuse_too_many,
 )
+from slipstream.train.launch.interruption import Interrupted
 from slipstream.train.launch.worker import TRAINING, Orders, log_file
 from slipstream.train.recipe import Recipe
 
 LOGS = "logs"
-
-
-class Interrupted(Exception):
-    """The launcher was told to stop by a signal, and its ranks have ended.
-
-    Its text says what the ranks saved. Not a SlipstreamError: stopping is no failure.
-    """
-
-    def __init__(self, signal_number: int, text: str) -> None:
-        super().__init__(text)
-        self.signal_number = signal_number
 
 
 def launch(
@@ -59,8 +51,10 @@ def launch(
 
     Rank 0 writes to this process's standard error, the others to ``run_folder/logs``. Raises the
     error of the rank that failed first, LaunchError when ranks cannot be started or end without a
-    word, and Interrupted after a signal. No rank is alive when this returns or raises.
+    word, and Interrupted after a signal; RecipeError, before any starts, for more ranks than this
+    machine's memory can hold. No rank is alive when this returns or raises.
     """
+    refuse_too_many(cluster.world_size)
     logs = run_folder / LOGS
     logs.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
@@ -120,11 +114,12 @@ def _config(world_size: int, recipe: Recipe, files: LogsSpecs) -> LaunchConfig:
 
 def _remove_empty(logs: Path) -> None:
     """Leave only logs in which a rank said something."""
-    for path in logs.glob("rank-*.log"):
-        if path.stat().st_size == 0:
-            path.unlink()
-    if not any(logs.iterdir()):
-        logs.rmdir()
+    with suppress(FileNotFoundError):  # a job that was refused this folder may tidy it as well
+        for path in logs.glob("rank-*.log"):
+            if path.stat().st_size == 0:
+                path.unlink()
+        if not any(logs.iterdir()):
+            logs.rmdir()
 
 
 def _last_word(files: ErrorFiles, world_size: int) -> str:

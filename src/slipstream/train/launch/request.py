@@ -22,7 +22,12 @@ from slipstream.errors import (
     UnsupportedModel,
 )
 from slipstream.train.recipe import Recipe, load_recipe
-from slipstream.train.run_folder import create_run_folder, write_text_atomic
+from slipstream.train.run_folder import (
+    create_run_folder,
+    refuse_claimed,
+    write_text_atomic,
+    writing,
+)
 
 RECIPE_FILE = "recipe.toml"
 SUMMARY_FILE = "summary.json"
@@ -73,6 +78,7 @@ def resolve(request: Request) -> Run:
     from slipstream.train.checkpoint import find_checkpoint
 
     folder = _run_folder_of(request.resume)
+    refuse_claimed(folder)
     checkpoint = find_checkpoint(request.resume)
     return Run(load_recipe(folder / RECIPE_FILE, request.overrides), folder, checkpoint)
 
@@ -138,7 +144,8 @@ def make_folder(recipe: Recipe) -> Path:
         folder = create_run_folder(Path(recipe.run.folder))
     else:
         folder = create_run_folder(_free_name(recipe.name))
-    write_text_atomic(folder / RECIPE_FILE, recipe.to_toml())
+    with writing(folder):
+        write_text_atomic(folder / RECIPE_FILE, recipe.to_toml())
     return folder
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.cluster import Cluster
+from slipstream.train.launch.interruption import Interrupted
 from slipstream.train.launch.joined import JoinedJob, shape
 from slipstream.train.launch.request import (
     Request,
@@ -36,7 +37,7 @@ def train_here(request: Request) -> dict[str, Any]:
     recipe.validate_for(recipe.world_size)
     _tell_ignored(recipe)
     _prepare_data(recipe)
-    from slipstream.train.launch.local import Interrupted, launch
+    from slipstream.train.launch.local import launch
 
     folder = run.folder or make_folder(recipe)
     cluster = Cluster.regular(recipe.cluster.nodes, recipe.cluster.ranks_per_node)

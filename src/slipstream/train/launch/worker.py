@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -67,12 +68,13 @@ def main(arguments: list[str]) -> int:
     """Run this rank to its end; 0 on success. A failing rank leaves the process at once."""
     orders = Orders.load(Path(arguments[0]))
     redirect_output(int(os.environ["RANK"]), Path(orders.logs))
-    follow_launcher(orders.launcher_pid, orders.grace_seconds)
+    follow_launcher(orders.launcher_pid, orders.grace_seconds, Path(arguments[0]).parent)
     signal.signal(signal.SIGHUP, _as_sigterm)
     try:
         run(orders)
     except Exception as error:
         write_error(error)
+        clean_up_after(orders.launcher_pid, Path(arguments[0]).parent)
         sys.stderr.flush()
         # Threads that still wait for a peer would keep a failed rank, and so the job, alive.
         os._exit(1)
@@ -117,7 +119,7 @@ def call_task(
     return run_training(recipe, run_folder=run_folder, cluster=cluster, resume=resume)
 
 
-def follow_launcher(launcher_pid: int, grace_seconds: float) -> None:
+def follow_launcher(launcher_pid: int, grace_seconds: float, scratch: Path) -> None:
     """End this process, by SIGTERM and after the grace time by SIGKILL, once the launcher is gone.
 
     A launcher that is killed outright cannot tell its ranks; a thread looks for it instead.
@@ -129,9 +131,16 @@ def follow_launcher(launcher_pid: int, grace_seconds: float) -> None:
             pause.wait(_LOOK_EVERY_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
         pause.wait(grace_seconds)
+        clean_up_after(launcher_pid, scratch)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=look, name="slipstream-launcher-watch", daemon=True).start()
+
+
+def clean_up_after(launcher_pid: int, scratch: Path) -> None:
+    """Remove the launcher's temporary folder if it was killed and cannot do so itself."""
+    if os.getppid() != launcher_pid:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _as_sigterm(signal_number: int, frame: FrameType | None) -> None:

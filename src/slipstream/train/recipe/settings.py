@@ -8,13 +8,31 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 
 class Settings(BaseModel):
     """Base of all tables: no unknown fields, no conversions, no infinities, no changes."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _is_text(cls, value: object, info: ValidationInfo) -> object:
+        # Bytes of a command line that are not UTF-8 arrive as characters that no file can hold.
+        if isinstance(value, str) and not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"{info.field_name} is not text in UTF-8: {value!r}") from None
+        return value
 
 
 class DataSettings(Settings):

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from slipstream.report.records import finite, number
 from slipstream.train.record.display import Clock, Display, loss_text
 from slipstream.train.record.pace import Pace
-from slipstream.words import count, duration, percent
+from slipstream.words import count, counted, duration, percent
 
 _PLAIN_EVERY_SECONDS = 2.0
 
@@ -51,7 +51,9 @@ class PlainDisplay(Display):
         self._pace.start(total_steps, first_step)
         self._num_epochs = num_epochs
         resumed = f", resumed after step {count(first_step)}" if first_step else ""
-        self.note(f"{title}: {num_epochs} epochs, {count(total_steps)} steps{resumed}")
+        self.note(
+            f"{title}: {counted(num_epochs, 'epoch')}, {counted(total_steps, 'step')}{resumed}"
+        )
 
     def step(self, record: Mapping[str, Any]) -> None:
         """Prints the record unless a step line was printed less than two seconds ago."""
