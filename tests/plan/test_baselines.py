@@ -79,10 +79,12 @@ def test_fixed_cuts_the_last_bucket_from_the_end() -> None:
         ("ddp", {"cap_mb": 1}, "'ddp' has no option 'cap_mb'; it takes first_bytes, cap_bytes"),
         ("fixed", {"cap_bytes": 0}, "cap_bytes is 0"),
         ("ddp", {"first_bytes": -1}, "first_bytes is -1"),
+        ("ddp", {"cap_bytes": "1e6"}, "cap_bytes is 1e6; .* in digits"),
+        ("fixed", {"cap_bytes": True}, "cap_bytes is True"),
     ],
 )
 def test_wrong_names_and_limits_are_refused(
-    planner: str, options: dict[str, int], words: str
+    planner: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(PlanError, match=words):
         plan_buckets(planner, gradients_of([(1, "float32")]), **options)

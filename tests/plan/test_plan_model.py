@@ -41,6 +41,7 @@ def test_a_plan_survives_its_file(tmp_path: Path) -> None:
         (("slipstream-plan/1", "slipstream-plan/9"), "format"),
         (('"nodes": 2', '"nodes": 0'), "nodes"),
         (('"nodes": 2', '"nodes": 3'), "lists 2 nodes, and nodes is 3"),
+        (('"nodes": 2', f'"nodes": {10**30}'), "nodes"),
         (("2,\n  1", "2,\n  0"), "ranks_per_node"),
         (('"predicted_step_seconds": null', '"predicted_step_seconds": -1.0'), "predicted_step"),
         (("{", "{,"), "the document"),

@@ -19,7 +19,7 @@ from slipstream.simulate import (
     plot_scaling,
     simulate_scaling,
 )
-from steps import step_of
+from steps import costs_of, step_of
 
 LINKS = Links(
     intra=Link(latency_seconds=1e-5, seconds_per_byte=1e-10),
@@ -147,3 +147,9 @@ def test_plots_that_cannot_be_written_are_named(tmp_path: Path) -> None:
         plot_scaling(rows_of(), "resnet50", tmp_path / "plot.pdf")
     with pytest.raises(SlipstreamError, match=r"plot\.svg cannot be written: No such file"):
         plot_scaling(rows_of(), "resnet50", tmp_path / "missing" / "plot.svg")
+
+
+def test_a_setting_of_all_planners_is_no_option_of_one() -> None:
+    choice = PlannerChoice.parse("optimal:tolerance=0.1")
+    with pytest.raises(PlanError, match="'tolerance' is not an option of planner 'optimal'"):
+        Allowed().plan(choice, step_of([1]), costs_of(Line(0.0, 0.0)))

@@ -92,8 +92,9 @@ def plan_buckets(planner: str, gradients: Sequence[Gradient], **options: Any) ->
             takes = ", ".join(known_options) or "no options"
             raise PlanError(f"Planner {planner!r} has no option {option!r}; it takes {takes}.")
     for option, limit in options.items():
-        if limit is not None and limit < 1:
-            raise PlanError(f"{option} is {limit}; a bucket's limit is at least 1 byte.")
+        is_whole = isinstance(limit, int) and not isinstance(limit, bool)
+        if limit is not None and not (is_whole and limit >= 1):
+            raise PlanError(f"{option} is {limit}; a bucket's limit is 1 byte or more, in digits.")
     buckets = [bucket for lane in _lanes(gradients) for bucket in cut(lane, **options)]
     position = {gradient.name: index for index, gradient in enumerate(gradients)}
     buckets.sort(key=lambda bucket: max(position[gradient.name] for gradient in bucket))

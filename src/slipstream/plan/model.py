@@ -79,7 +79,7 @@ class Plan(Document):
     planner: str
     model: str = ""
     parameters_sha256: str | None = None
-    nodes: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, le=2**20)
     ranks_per_node: _Ranks | tuple[_Ranks, ...] = 1
     wait: Literal["backward", "update", "forward"] = "backward"
     predicted_step_seconds: _Seconds | None = None

@@ -66,6 +66,12 @@ class Allowed:
 
     def plan(self, planner: PlannerChoice, trace: Trace, costs: Costs) -> Plan:
         """A plan by this planner. Raises what `plan.plan_step` raises."""
+        common = ("tolerance", "max_bucket_bytes", "allow", "collectives")
+        for name in planner.options:
+            if name in common:
+                raise PlanError(
+                    f"{name!r} is not an option of planner {planner.name!r}, but a setting of all."
+                )
         return plan_step(
             planner.name,
             trace,

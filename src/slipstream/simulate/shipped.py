@@ -28,9 +28,9 @@ def load_trace(name_or_path: str) -> Trace:
     names = shipped_traces()
     if name_or_path not in names:
         near = get_close_matches(name_or_path, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        hint = f"did you mean {near[0]!r}? There" if near else "there"
         raise TraceError(
-            f"There is no shipped trace {name_or_path!r}; {hint}There are {', '.join(names)}; a "
+            f"There is no shipped trace {name_or_path!r}; {hint} are {', '.join(names)}; a "
             f"file is named with its folder or suffix, such as ./{name_or_path or 'trace'}.json."
         )
     resource = files("slipstream").joinpath("traces", f"{name_or_path}.json")
