@@ -27,8 +27,8 @@ class Slot:
     view: the part of the bucket that holds it, with the agreed strides; stride: those strides. The
     view itself is never given away, as Module.to() changes the very tensor object that `p.grad` is:
     `lend` hands out an alias, and `holds` tells by the memory whether a gradient still is one.
-    alias: one made beforehand, as making it in a hook, where caches are cold, takes ten times as
-    long; address: of the view's memory.
+    alias: one made beforehand, in a loop and not in a hook, where caches are cold; address: of the
+    view's memory.
     contributed: its hook fired in this round; kept: it holds gradient that was accumulated without
     synchronising and waits for the next round; copy_back: the parameter's layout is not the agreed
     one, so that its gradient is a tensor of its own and gets the average copied back.
