@@ -24,7 +24,7 @@ def percent(fraction: float | None, digits: int = 1) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time in the unit that suits it: 850 us, 12.3 ms, 4.20 s, 3:05 min, 2:03:05 h."""
+    """A time in the unit that suits it: 850 µs, 12.3 ms, 4.20 s, 3 min 5 s, 2 h 3 min 5 s."""
     seconds = _finite(seconds)
     if seconds is None:
         return "-"
@@ -41,9 +41,9 @@ def duration(seconds: float | None) -> str:
     whole = round(seconds)
     minutes, rest = divmod(whole, 60)
     if minutes < 60:
-        return f"{minutes}:{rest:02d} min"
+        return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d} h"
+    return f"{hours:,} h {minutes} min {rest} s"
 
 
 def size(num_bytes: float | None) -> str:

@@ -61,7 +61,7 @@ def test_buckets_change_between_two_steps_and_one_line_says_what_came_of_it(
         trainer.sync.close()
     assert lines(caplog) == [
         f"auto, after step {PLANNED}: ddp (1 bucket) -> optimal (3 buckets), step predicted "
-        "1:35 min -> 1:16 min, measured 1:06 min -> 1:06 min"
+        "1 min 35 s -> 1 min 16 s, measured 1 min 6 s -> 1 min 6 s"
     ]
 
 
@@ -95,7 +95,7 @@ def test_a_plan_that_turns_out_slower_is_left_again(caplog: pytest.LogCaptureFix
     for plans in run_ranks(train, 2):
         assert plans[2:] == [(PLANNED, "optimal", 3), (TOLD, "ddp", 1)]
     (line,) = lines(caplog)
-    assert line.endswith("measured 1:06 min -> 1:15 min: slower, so back to ddp (1 bucket)")
+    assert line.endswith("measured 1 min 6 s -> 1 min 15 s: slower, so back to ddp (1 bucket)")
 
 
 def test_a_gain_of_less_than_3_percent_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -69,7 +69,7 @@ def test_a_finished_run_shows_everything(tmp_path: Path) -> None:
     shown = words(root)
     for expected in (
         "92.43 %",
-        "4:31 min",
+        "4 min 31 s",
         "1,322",
         "117 ms of 139 ms of communication (84 %) ran hidden; for 22.0 ms the step waited.",
         "Planner ddp: 5 buckets, 4.18 MiB",

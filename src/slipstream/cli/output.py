@@ -12,6 +12,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from slipstream.words import duration
+
 _REFUSALS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
@@ -77,7 +79,7 @@ def print_summary(summary: Mapping[str, Any], stream: TextIO) -> None:
     folder = str(summary["run_folder"])
     rows = {
         "test accuracy": f"{summary['test_accuracy']:.2%}",
-        "training time": _duration(summary["train_seconds"]),
+        "training time": duration(summary["train_seconds"]),
         "images/s": f"{summary['images_per_second']:,.0f}",
         "ranks": str(summary["world_size"]),
         "run folder": folder,
@@ -87,8 +89,3 @@ def print_summary(summary: Mapping[str, Any], stream: TextIO) -> None:
         rows["report"] = str(report)
     for name, value in rows.items():
         print(f"{name:<14} {value}", file=stream, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.1f} s"

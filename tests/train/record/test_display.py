@@ -96,7 +96,7 @@ def test_plain_lines_say_everything() -> None:
     assert lines[3].startswith("epoch 1/2  step 9/20")
     assert lines[4:] == [
         "epoch 1/2  step 10/20  train loss 0.5  train accuracy 85.0 %  1,000 images/s  "
-        "took 1:01 min",
+        "took 1 min 1 s",
         "epoch 1/2  step 10/20  test loss 0.4  test accuracy 90.0 %",
         "a [note] that is no markup",
     ]
