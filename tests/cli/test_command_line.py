@@ -24,6 +24,8 @@ SUMMARY = {
     "test_accuracy": 0.98765,
     "train_seconds": 63.2,
     "images_per_second": 12345.6,
+    "steps": 1200,
+    "skipped_steps": 0,
     "run_folder": "runs/mine",
 }
 
@@ -292,6 +294,12 @@ def test_the_report_is_named_where_there_is_one(
     (tmp_path / "report.html").write_text("<html>")
     print_summary({**SUMMARY, "run_folder": str(tmp_path)}, sys.stdout)
     assert f"report         {tmp_path}/report.html\n" in capsys.readouterr().out
+
+
+def test_skipped_steps_are_told_where_there_are_some(capsys: pytest.CaptureFixture[str]) -> None:
+    print_summary({**SUMMARY, "skipped_steps": 3}, sys.stdout)
+    out = capsys.readouterr().out
+    assert "skipped steps  3 of 1,200: gradients were infinite or NaN\n" in out
 
 
 def test_reserved_stdout_holds_for_child_processes_and_ends(

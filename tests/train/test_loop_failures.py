@@ -9,12 +9,18 @@ import torch
 
 from ranks import run_ranks_settled
 from slipstream.data import Batch
-from slipstream.errors import DataError, NonFiniteGradients, RankFailure, RunFolderError
+from slipstream.errors import (
+    DataError,
+    NonFiniteGradients,
+    RankFailure,
+    RunFolderError,
+    TrainingStopped,
+)
 from slipstream.report.records import of_kind, read_metrics
 from slipstream.train.checkpoint import find_checkpoint, load
 from slipstream.train.distributed import Job
 from slipstream.train.run_folder import claim_run_folder
-from training_runs import Request, job_of, run_all, run_one, tiny_recipe
+from training_runs import Request, Watch, job_of, run_all, run_one, tiny_recipe
 
 EVERY_STEP = ("checkpoint.every_steps=1", "train.clip_grad_norm=1.0", "checkpoint.keep_last=3")
 
@@ -70,6 +76,54 @@ def test_policy_skip_goes_on_and_tells_it(world_size: int, tmp_path: Path) -> No
     ]
     assert [record["learning_rate"] for record in steps] == rates[:9]
     assert all(torch.isfinite(t).all() for t in load(find_checkpoint(tmp_path)).model.values())
+
+
+def poisoned(*steps: int) -> Watch:
+    """Gives the last rank a NaN in the images of these steps, counted from 1 over the run."""
+
+    def watch(batch: Batch, job: Job, request: Request) -> Batch:
+        step = 5 * batch.epoch + batch.step + 1
+        if step in steps and job.rank == job.world_size - 1:
+            batch.images[0, 0, 0, 0] = float("nan")
+        return batch
+
+    return watch
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_policy_skip_ends_a_run_that_makes_no_way_any_more(world_size: int, tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.on_nonfinite=skip", "train.epochs=9")
+    with pytest.raises(NonFiniteGradients) as caught:
+        run_all(recipe, world_size, tmp_path, watch=poisoned(*range(4, 99)))
+    message = str(caught.value)
+    assert "Not one of the last 5 steps could update" in message
+    assert f"at step 4 on rank {world_size - 1}, first in " in message
+    assert "optimizer.learning_rate" in message and "--resume" in message
+    skips = of_kind(read_metrics(tmp_path / "metrics.jsonl"), "skip")
+    assert [record["step"] for record in skips] == [4, 5, 6, 7, 8]
+    assert (tmp_path / "report.html").exists() and not (tmp_path / "summary.json").exists()
+
+
+def test_policy_skip_goes_on_while_some_steps_can_be_applied(tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.on_nonfinite=skip")
+    summary = run_all(recipe, 2, tmp_path, watch=poisoned(1, 2, 3, 4, 6, 8, 9, 10))[0]
+    assert summary["skipped_steps"] == 8
+
+
+def test_an_epoch_that_was_skipped_before_and_after_a_resume_ends_the_run(tmp_path: Path) -> None:
+    recipe = tiny_recipe("train.on_nonfinite=skip", "train.epochs=1", "checkpoint.every_steps=1")
+    poison = poisoned(*range(1, 6))
+
+    def stop_after_3(batch: Batch, job: Job, request: Request) -> Batch:
+        request.requested = batch.step == 2
+        return poison(batch, job, request)
+
+    with pytest.raises(TrainingStopped):
+        run_all(recipe, 1, tmp_path, watch=stop_after_3)
+    with pytest.raises(NonFiniteGradients, match="Not one of the last 2 steps"):
+        run_all(recipe, 1, tmp_path, watch=poison, resume=tmp_path)
+    with pytest.raises(NonFiniteGradients, match=r"Not one of the epoch's steps .* up to step 5"):
+        run_all(recipe, 1, tmp_path, watch=poison, resume=tmp_path)
 
 
 def test_a_rank_that_fails_is_named_on_the_others(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from slipstream.words import duration
+from slipstream.words import count, duration
 
 _REFUSALS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
@@ -84,6 +84,9 @@ def print_summary(summary: Mapping[str, Any], stream: TextIO) -> None:
         "ranks": str(summary["world_size"]),
         "run folder": folder,
     }
+    if skipped := summary["skipped_steps"]:
+        of_all = f"{count(skipped)} of {count(summary['steps'])}"
+        rows["skipped steps"] = f"{of_all}: gradients were infinite or NaN"
     report = Path(folder) / "report.html"
     if report.is_file():
         rows["report"] = str(report)

@@ -123,14 +123,17 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def build_schedule(recipe: Recipe, steps_per_epoch: int) -> Schedule:
-    """The recipe's learning rate over all of its updates."""
+    """The recipe's learning rate over all of its updates.
+
+    The warm-up takes at most half of them, rounded down: a short run trains at its peak rate, too.
+    """
     settings = recipe.schedule
     num_updates = recipe.train.epochs * steps_per_epoch
     return Schedule(
         kind=settings.kind,
         peak=recipe.optimizer.learning_rate,
         num_updates=num_updates,
-        warmup_updates=min(num_updates, round(settings.warmup_epochs * steps_per_epoch)),
+        warmup_updates=min(num_updates // 2, round(settings.warmup_epochs * steps_per_epoch)),
         final_fraction=settings.final_fraction,
         power=settings.power,
         step_updates=settings.step_epochs * steps_per_epoch,

@@ -37,6 +37,10 @@ from slipstream.train.training import Outputs, Parts, Training
 from slipstream.words import counted
 
 CHECKPOINTS = "checkpoints"
+_WAY_OUT = (
+    "resume with the model and the data that the run was started with (leave out --set model... and"
+    " --set data...), or train what is new in a run of its own, without --resume"
+)
 
 
 def run_training(
@@ -149,7 +153,7 @@ def _build_parts(
         loaded.require_layout(
             world_size=job.world_size, global_batch_size=recipe.train.global_batch_size
         )
-        apply(loaded, model, optimizer)
+        apply(loaded, model, optimizer, way_out=_WAY_OUT)
     steps_per_epoch = data.sampler.steps_per_epoch
     sync = build_sync(
         recipe,

@@ -32,6 +32,10 @@ from slipstream.train.record.records import (
 from slipstream.train.record.tally import Tally
 from slipstream.train.step import Stepper, StepResult, windows
 from slipstream.train.stopping import StopAgreement
+from slipstream.words import counted
+
+MOST_SKIPS = 100
+"""So many steps in a row may be skipped, and fewer than those of an epoch: then a run stands."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +101,15 @@ class Training:
         self._timelines = (parts.sync.timeline, parts.sync.timeline)
         self._plan_files = PlanFiles(parts.sync, outputs.run_folder) if job.rank == 0 else None
         self._began_seconds = 0.0
+        self._skips_in_a_row: list[str] = []
 
     def run(self) -> None:
         """Trains until the last epoch is evaluated and saved.
 
-        Raises NonFiniteGradients where the policy is to stop, TrainingStopped when a rank was asked
-        to stop (after saving), CheckpointError when the end could not be saved, and
-        whatever data, collectives and disks raise.
+        Raises NonFiniteGradients where the policy is to stop and where skipping makes no way any
+        more (MOST_SKIPS), TrainingStopped when a rank was asked to stop (after saving),
+        CheckpointError when the end could not be saved, and whatever data, collectives and disks
+        raise.
         """
         progress = self.progress
         self._began_seconds = time.perf_counter() - progress.train_seconds
@@ -142,6 +148,7 @@ class Training:
             return
         progress.step += 1
         progress.updates += 1
+        self._skips_in_a_row.clear()
         timeline = self._parts.sync.timeline
         self._timelines = (self._timelines[1], timeline)
         self._tally.add(
@@ -166,6 +173,23 @@ class Training:
             )
         self._outputs.recorder.write(skip_record(step, nonfinite))
         self._outputs.recorder.note(f"skipped an update: gradients were not finite {place}")
+        self._skips_in_a_row.append(place)
+        if len(self._skips_in_a_row) >= min(MOST_SKIPS, self._steps_per_epoch):
+            raise self._standstill()
+
+    def _standstill(self) -> NonFiniteGradients:
+        """What ends a run whose steps are all skipped: no batch can change that any more."""
+        places = self._skips_in_a_row
+        steps, place = f"the last {counted(len(places), 'step')}", next(iter(places), "")
+        if not places:  # resumed at the end of an epoch that was skipped whole
+            steps, place = "the epoch's steps", f"up to step {self.progress.step}"
+        return NonFiniteGradients(
+            f"Not one of {steps} could update the weights: gradients became infinite or NaN"
+            f" {place}, and so on. Lower optimizer.learning_rate or set"
+            " train.clip_grad_norm, and begin anew or, where it is still sound, from an earlier"
+            " checkpoint by --resume; if that does not help, look for infinite or NaN values in the"
+            " data."
+        )
 
     def _share(self) -> None:
         """Adds what all ranks have trained since the last time to the sums of the run."""
@@ -213,6 +237,8 @@ class Training:
         """Records the epoch, evaluates and saves where that is due."""
         self._share()
         progress = self.progress
+        if not progress.epoch.steps:  # a resumed epoch has skipped the rest before
+            raise self._standstill()
         number = progress.epochs + 1
         is_last = number == self._recipe.train.epochs
         self._outputs.recorder.write(epoch_record(progress))

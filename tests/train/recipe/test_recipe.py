@@ -200,3 +200,9 @@ def test_settings_without_effect_are_told() -> None:
         "schedule.power",
         "sync.cap_bytes",
     ]
+
+
+def test_a_warm_up_that_is_cut_is_told() -> None:
+    [note] = load_recipe("digits", ["train.epochs=1"]).ignored()
+    assert note.startswith("schedule.warmup_epochs=1 is cut to 0.5")
+    assert load_recipe("digits", ["train.epochs=2"]).ignored() == []

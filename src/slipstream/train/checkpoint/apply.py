@@ -23,6 +23,10 @@ from slipstream.train.checkpoint.optimizer_state import (
 from slipstream.train.checkpoint.reader import LoadedCheckpoint, SavedGroup
 
 _SHOWN = 5
+_WAY_OUT = (
+    "build model and optimizer as they were saved; names that one side lacks can be let through by"
+    " allow_missing and allow_unknown"
+)
 
 
 def apply(
@@ -32,6 +36,7 @@ def apply(
     *,
     allow_missing: Sequence[str] = (),
     allow_unknown: Sequence[str] = (),
+    way_out: str = _WAY_OUT,
 ) -> None:
     """Restore `model`, and `optimizer` if given, in place, bit for bit.
 
@@ -39,20 +44,22 @@ def apply(
     has and the checkpoint lacks is refused unless a pattern of `allow_missing` ("head.*") matches
     its name: it then keeps its value and starts with fresh optimizer state. What the checkpoint
     has and the model lacks is refused unless `allow_unknown` matches. Another shape, dtype or
-    kind of optimizer is always refused. Raises CheckpointError listing the first differences,
-    with nothing changed.
+    kind of optimizer is always refused. way_out: what the reader of the error can do.
+
+    Raises CheckpointError listing the first differences, with nothing changed.
     """
     differences = _model_differences(loaded, model, allow_missing, allow_unknown)
     if differences:
         theirs, ours = loaded.manifest.model.kind, type(model).__qualname__
-        raise _refusal(loaded, f"does not fit the model ({theirs} saved, {ours} here)", differences)
+        what = f"does not fit the model ({theirs} saved, {ours} here)"
+        raise _refusal(loaded, what, differences, way_out)
     chosen: list[SavedGroup | None] = []
     if optimizer is not None:
         differences, chosen = _optimizer_differences(
             loaded, model, optimizer, allow_missing, allow_unknown
         )
         if differences:
-            raise _refusal(loaded, "does not fit the optimizer", differences)
+            raise _refusal(loaded, "does not fit the optimizer", differences, way_out)
     copy_into_model(model, loaded.model)
     if optimizer is not None:
         _restore_optimizer(loaded, model, optimizer, chosen)
@@ -181,10 +188,11 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _refusal(loaded: LoadedCheckpoint, what: str, differences: Sequence[str]) -> CheckpointError:
+def _refusal(
+    loaded: LoadedCheckpoint, what: str, differences: Sequence[str], way_out: str
+) -> CheckpointError:
     more = len(differences) - _SHOWN
     listed = "; ".join(differences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
     return CheckpointError(
-        f"checkpoint {loaded.path} {what}: {listed}. Nothing was changed; use the recipe that it"
-        " was saved with, or allow these names."
+        f"checkpoint {loaded.path} {what}: {listed}. Nothing was changed; {way_out}."
     )

@@ -108,7 +108,7 @@ class Recipe(Settings):
         )
 
     def ignored(self) -> list[str]:
-        """Sentences, one for each setting that was changed but has no effect in this recipe."""
+        """Sentences, one for each setting that has no effect in this recipe, or not its whole."""
         conditions = {
             "model.width": (self.model.name == "resnet_small", 'model.name="resnet_small"'),
             "schedule.step_epochs": (self.schedule.kind == "step", 'schedule.kind="step"'),
@@ -126,6 +126,12 @@ class Recipe(Settings):
             value = getattr(getattr(self, table), field)
             if not used and value != default_of(Recipe, key):
                 notes.append(f"{key}={value} has no effect here: it needs {need}")
+        warmup, half = self.schedule.warmup_epochs, self.train.epochs / 2
+        if warmup > half:
+            notes.append(
+                f"schedule.warmup_epochs={warmup:g} is cut to {half:g}: a warm-up takes at most"
+                f" half of train.epochs={self.train.epochs}"
+            )
         return notes
 
 

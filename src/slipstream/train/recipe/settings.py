@@ -92,7 +92,9 @@ class TrainSettings(Settings):
         default=0.0, ge=0, description="largest gradient norm; 0 = no clipping"
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
-        default="stop", description="on infinite or NaN gradients: stop the run, or skip the update"
+        default="stop",
+        description="on infinite or NaN gradients: stop the run, or skip the update; 100 skipped in"
+        " a row, or all of an epoch, stop it all the same",
     )
     threads_per_rank: int = Field(
         default=0, ge=0, description="CPU threads; 0 = cores / ranks of the node"
@@ -129,7 +131,9 @@ class ScheduleSettings(Settings):
         default="cosine", description="form of the decay"
     )
     warmup_epochs: float = Field(
-        default=1.0, ge=0, description="epochs of linear warm-up; 0 = none"
+        default=1.0,
+        ge=0,
+        description="epochs of linear warm-up, at most half of train.epochs; 0 = none",
     )
     final_fraction: float = Field(
         default=0.0, ge=0, le=1, description="last rate / peak rate (cosine, polynomial)"
