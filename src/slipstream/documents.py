@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from slipstream.errors import SlipstreamError
 
 MAX_FILE_BYTES = 64 * 2**20
+MAX_SECONDS = 1e6
+"""The longest time in a file of measurements, eleven days; sums over what is longer overflow."""
+
+Measured = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+"""Seconds that somebody has measured or stated."""
 
 
 class Frozen(BaseModel):

@@ -4,8 +4,8 @@ A trace is one step without communication, as a timeline:
 
     input | forward | backward, gradients become ready one by one | update
 
-File format `slipstream-trace/1` (JSON). All times are seconds, all counts are elements; what is
-damaged, incomplete or out of order is refused with the file and the field named.
+File format `slipstream-trace/1` (JSON). All times are seconds, at most 1e6, all counts are
+elements; what is damaged, incomplete or out of order is refused with file and field named.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
-from slipstream.documents import Document, Frozen
+from slipstream.documents import Document, Frozen, Measured
 from slipstream.errors import SlipstreamError, TraceError
 
 MAX_NUMEL = 2**40
@@ -32,7 +32,6 @@ ITEM_BYTES = {
 
 Seconds = float
 _DType = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
-_Time = Field(ge=0, allow_inf_nan=False)
 
 
 class Sized(Protocol):
@@ -64,9 +63,9 @@ class TraceGradient(Frozen):
     name: str = Field(min_length=1)
     numel: int = Field(ge=0, le=MAX_NUMEL)
     dtype: _DType = "float32"
-    ready_seconds: Seconds = _Time
-    needed_seconds: Seconds | None = Field(default=None, ge=0, allow_inf_nan=False)
-    ready_spread_seconds: Seconds | None = Field(default=None, ge=0, allow_inf_nan=False)
+    ready_seconds: Measured
+    needed_seconds: Measured | None = None
+    ready_spread_seconds: Measured | None = None
 
     @property
     def bytes(self) -> int:
@@ -91,13 +90,13 @@ class Trace(Document):
     format: Literal["slipstream-trace/1"] = "slipstream-trace/1"
     model: str
     parameters_sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-    batch_size: int = Field(ge=1)
-    input_seconds: Seconds = _Time
-    forward_seconds: Seconds = _Time
-    update_seconds: Seconds = _Time
-    input_spread_seconds: Seconds | None = Field(default=None, ge=0, allow_inf_nan=False)
-    forward_spread_seconds: Seconds | None = Field(default=None, ge=0, allow_inf_nan=False)
-    update_spread_seconds: Seconds | None = Field(default=None, ge=0, allow_inf_nan=False)
+    batch_size: int = Field(ge=1, le=MAX_NUMEL)
+    input_seconds: Measured
+    forward_seconds: Measured
+    update_seconds: Measured
+    input_spread_seconds: Measured | None = None
+    forward_spread_seconds: Measured | None = None
+    update_spread_seconds: Measured | None = None
     note: str = ""
     gradients: tuple[TraceGradient, ...] = Field(min_length=1, max_length=1_000_000)
 

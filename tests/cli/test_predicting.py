@@ -151,8 +151,22 @@ def test_measured_and_formula_costs_are_told_apart(slipstream: Any, tmp_path: Pa
     arguments = ["simulate", *question(cluster=path), "--planner", "optimal"]
     _, out, err = slipstream(*arguments, "--nodes", "8,16")
     assert [line.split()[-1] for line in out.splitlines()[2:4]] == ["formula", "measured"]
-    assert "measured for 16 nodes and by formula for the others" in err
+    note = (
+        "Costs were measured on 16 nodes; those on {} are by formula from the links, not measured,"
+        " and may be off."
+    )
+    assert err == f"slipstream: note: {note.format('8 nodes')}\n"
     assert slipstream(*arguments)[2] == ""
+    _, out, err = slipstream(*arguments, "--nodes", "64,1,8", "--json")
+    assert json.loads(out)["warnings"] == [note.format("1, 8 and 64 nodes")]
+    assert err.count("\n") == 1
+    planned = ["plan", *question(cluster=path)]
+    code, out, err = slipstream(*planned, "--nodes", "8", "--json")
+    assert json.loads(out)["warnings"] == [note.format("8 nodes")]
+    assert err == f"slipstream: note: {note.format('8 nodes')}\n"
+    assert slipstream(*planned)[2] == ""
+    _, out, err = slipstream(*planned, "--planner", "pipelined")
+    assert "What pipelined would use was not measured on 16 nodes either" in err
     del spec["links"]
     path.write_text(json.dumps(spec))
     code, out, err = slipstream(*arguments, "--nodes", "8")
@@ -199,6 +213,11 @@ DAMAGED_TRACES = {
     "empty": ("", "the document"),
     "foreign": ({"traceEvents": []}, "model"),
     "incomplete": (without(trace_with(), "forward_seconds"), "forward_seconds"),
+    "absurd": (trace_with(forward_seconds=1e308), "forward_seconds"),
+    "absurd gradient": (trace_with(gradients=gradients_with(-1, ready_seconds=2e6)), "ready_sec"),
+    "absurd spread": (trace_with(input_spread_seconds=1e300), "input_spread_seconds"),
+    "absurd size": (trace_with(gradients=gradients_with(0, numel=10**400)), "numel"),
+    "infinite": (json.dumps(trace_with(update_seconds=1)).replace(": 1,", ": 1e999,"), "seconds"),
     "unknown field": (trace_with(forward_ms=3), "forward_ms"),
     "negative": (trace_with(gradients=gradients_with(2, ready_seconds=-1.0)), "ready_seconds"),
     "not a number": (trace_with(update_seconds="NaN"), "update_seconds"),
@@ -237,8 +256,13 @@ def test_damaged_traces_are_refused_by_file_and_field(
     [
         ({"nodes": 0}, "nodes"),
         ({"links": {"inter": {"latency_seconds": -1.0, "seconds_per_byte": 0.0}}}, "latency"),
+        ({"links": {"inter": {"latency_seconds": 1e7, "seconds_per_byte": 0.0}}}, "latency"),
+        ({"links": {"inter": {"latency_seconds": 0.0, "seconds_per_byte": 1e200}}}, "per_byte"),
+        ({"nodes": 10**400}, "nodes"),
         ({"format": "slipstream-trace/1"}, "format"),
         ({"costs": [{"collective": "native", "points": []}]}, "points"),
+        ({"costs": [{"collective": "native", "points": [[1024, 1e308]]}]}, "points.0.1"),
+        ({"costs": [{"collective": "native", "points": [[2**60, 1.0]]}]}, "points.0.0"),
         ({"links": None}, "costs and links are both missing"),
         ({"speed": 1}, "speed"),
     ],
@@ -251,6 +275,22 @@ def test_damaged_clusters_are_refused_by_file_and_field(
     code, out, err = slipstream(command, *question(cluster=path))
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert str(path) in err and field in err
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_what_is_just_allowed_is_predicted_in_numbers(
+    slipstream: Any, tmp_path: Path, command: str
+) -> None:
+    longest, trace, cluster = 1e6, tmp_path / "trace.json", tmp_path / "cluster.json"
+    gradients = [{**g, "ready_seconds": longest} for g in trace_with()["gradients"]]
+    times = dict.fromkeys(("input_seconds", "forward_seconds", "update_seconds"), longest)
+    trace.write_text(json.dumps(trace_with(**times, gradients=gradients)))
+    link = {"latency_seconds": longest, "seconds_per_byte": 1, "reduce_seconds_per_byte": 1}
+    spec = json.loads(TEN_GIGABIT.read_text())
+    cluster.write_text(json.dumps({**spec, "links": {"inter": link}, "nodes": 2**20}))
+    code, out, _ = slipstream(command, *question(trace, cluster))
+    assert code == 0
+    assert {"nan", "inf", "-"}.isdisjoint(out.lower().split())
 
 
 def test_damaged_plans_are_refused_by_file_and_field(slipstream: Any, tmp_path: Path) -> None:
@@ -308,6 +348,7 @@ def test_wrong_usage_is_refused_with_exit_code_2(
         (["simulate", "--plot", "plot.pdf"], "plot.pdf ends in neither .png nor .svg"),
         (["simulate", "--jitter", "5"], "compute_jitter is 5.0"),
         (["simulate", "--stragglers", "2"], "straggler_share is 2.0"),
+        (["simulate", "--stragglers", "0.1x1e308"], "straggler_slowdown is 1e+308; it is a factor"),
     ],
 )
 def test_what_cannot_be_had_is_one_sentence(

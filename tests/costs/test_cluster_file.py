@@ -65,6 +65,8 @@ def test_it_survives_its_file(tmp_path: Path) -> None:
         ({"links": {"across": {}}}, "links.across: Extra inputs"),
         ({"costs": [{**LINE, "startup_seconds": -1.0}]}, "costs.0.startup_seconds"),
         ({"costs": [{**LINE, "seconds_per_byte": float("nan")}]}, "costs.0.seconds_per_byte"),
+        ({"costs": [{**LINE, "startup_seconds": 1e9}]}, "costs.0.startup_seconds"),
+        ({"costs": [{**LINE, "seconds_per_byte": 1.5}]}, "costs.0.seconds_per_byte"),
         ({"costs": [{**LINE, "collective": "pigeon"}]}, "costs.0.collective"),
         ({"costs": [{**LINE, "operation": "broadcast"}]}, "costs.0.operation"),
         ({"costs": [{**LINE, "wire": "int8"}]}, "costs.0.wire"),

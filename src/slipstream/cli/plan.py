@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,23 +62,28 @@ def plan(
     one more merge would cost; then the predicted step beside what no plan can beat.
     """
     from slipstream.cli.measuring import check_replaceable
-    from slipstream.cli.predicting import allowed_of, read_costs
+    from slipstream.cli.predicting import allowed_of, formula_notes, read_costs
     from slipstream.plan import Plan, explain
-    from slipstream.simulate import PlannerChoice, load_trace, simulate_step
+    from slipstream.simulate import PlannerChoice, Scenario, cluster_of, load_trace, simulate_step
 
     if output is not None:
         check_replaceable(output, Plan)
     recorded = load_trace(trace)
-    costs = read_costs(cluster, nodes)
+    known = read_costs(cluster)
+    costs = known if nodes is None else known.at(cluster_of(known, nodes))
     allowed = allowed_of(tolerance, wire, collective, max_bucket_bytes)
     choice = PlannerChoice.parse(planner)
     made = allowed.plan(choice, recorded, costs)
     reasons = explain(made, recorded, costs, allow=allowed.wires, collectives=allowed.collectives)
     if output is not None:
         made.save(output)
-    warn(recorded.warnings())
+    notes = [
+        *recorded.warnings(),
+        *formula_notes(known, [Scenario(str(choice), costs, made)]),
+    ]
+    warn(notes)
     if as_json:
-        document = _document(made, reasons, recorded.warnings())
+        document = _document(made, reasons, notes)
         print_document(document, sys.stdout)
     else:
         _show(made, reasons, simulate_step(recorded, costs, made), str(choice))
@@ -85,7 +91,7 @@ def plan(
             print(f"\nplan written to {output}")
 
 
-def _document(made: Plan, reasons: Explanation, warnings: tuple[str, ...]) -> dict[str, Any]:
+def _document(made: Plan, reasons: Explanation, warnings: Sequence[str]) -> dict[str, Any]:
     return {
         "plan": made.model_dump(mode="json"),
         "step_seconds": reasons.timing.step_seconds,

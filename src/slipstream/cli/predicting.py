@@ -13,6 +13,7 @@ from slipstream.errors import PlanError
 from slipstream.plan import Plan, explain
 from slipstream.simulate import Allowed, Scenario, Variation, cluster_of
 from slipstream.trace import Trace, parameters_sha256
+from slipstream.words import counted
 
 _WIRES: dict[str, Wire] = {
     "float32": "float32",
@@ -21,13 +22,37 @@ _WIRES: dict[str, Wire] = {
 }
 
 
-def read_costs(path: Path, nodes: int | None = None) -> Costs:
-    """The costs of a cluster file, or those on `nodes` such nodes.
+def read_costs(path: Path) -> Costs:
+    """The costs of a cluster file. Raises CostError where it is damaged."""
+    return Costs.of(ClusterSpec.load(path))
 
-    Raises CostError where the file is damaged, or has no links for that many nodes.
-    """
-    costs = Costs.of(ClusterSpec.load(path))
-    return costs if nodes is None else costs.at(cluster_of(costs, nodes))
+
+def formula_notes(costs: Costs, found: Sequence[Scenario]) -> list[str]:
+    """What of these scenarios was not measured although the cluster file holds measurements."""
+    here, by_formula = costs.cluster.nodes, [s for s in found if s.source == "formula"]
+    if not costs.measured or not by_formula:
+        return []
+    notes = []
+    if others := sorted({s.costs.cluster.nodes for s in by_formula} - {here}):
+        notes.append(
+            f"Costs were measured on {counted(here, 'node')}; those on {_listed(others)} are by "
+            "formula from the links, not measured, and may be off."
+        )
+    if labels := [s.label for s in by_formula if s.costs.cluster.nodes == here]:
+        notes.append(
+            f"What {', '.join(dict.fromkeys(labels))} would use was not measured on "
+            f"{counted(here, 'node')} either: those costs are by formula from the links."
+        )
+    return notes
+
+
+def _listed(nodes: Sequence[int]) -> str:
+    *first, last = nodes
+    return (
+        f"{', '.join(map(str, first))} and {counted(last, 'node')}"
+        if first
+        else (counted(last, "node"))
+    )
 
 
 def stored_scenarios(

@@ -72,7 +72,7 @@ def simulate(
     Costs are measured ones where the cluster file has them, else by formula from its links. With
     --jitter, --stragglers or --network-jitter the steps differ, and percentiles are shown.
     """
-    from slipstream.cli.predicting import allowed_of, read_costs, variation_of
+    from slipstream.cli.predicting import allowed_of, formula_notes, read_costs, variation_of
     from slipstream.simulate import check_plot_path, load_trace
 
     if plan is not None and planner:
@@ -84,7 +84,7 @@ def simulate(
     recorded, costs = load_trace(trace), read_costs(cluster)
     found = _scenarios(recorded, costs, nodes, planner, plan, allowed)
     rows = [scenario.row(recorded, variation) for scenario in found]
-    notes = _notes(recorded, rows)
+    notes = [*recorded.warnings(), *formula_notes(costs, found)]
     warn(notes)
     _draw(recorded, found, rows, plot, timeline)
     if as_json:
@@ -121,17 +121,6 @@ def _document(
         "rows": [asdict(row) for row in rows],
         "warnings": list(notes),
     }
-
-
-def _notes(trace: Trace, rows: Sequence[ScalingRow]) -> list[str]:
-    notes = list(trace.warnings())
-    if len({row.costs for row in rows}) > 1:
-        measured = sorted({row.nodes for row in rows if row.costs == "measured"})
-        notes.append(
-            f"Costs are measured for {', '.join(map(str, measured))} nodes and by formula for the "
-            "others: the step between the two may be the formula's error."
-        )
-    return notes
 
 
 def _draw(

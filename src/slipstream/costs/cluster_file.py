@@ -1,6 +1,7 @@
 """The file `cluster.json`, format `slipstream-cluster/1`: what was measured, what the links are.
 
-Times in seconds, sizes in bytes of the bucket in memory, link speeds in seconds per byte.
+Times in seconds, at most 1e6; sizes in bytes of the bucket in memory; link speeds in seconds per
+byte, at most 1.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from pydantic import Field, model_validator
 
 from slipstream.cluster import Cluster
 from slipstream.costs.curves import Curve, Line, Table
-from slipstream.documents import Document, Frozen
+from slipstream.documents import MAX_SECONDS, Document, Frozen, Measured
 from slipstream.errors import CostError, SlipstreamError
 from slipstream.wires import CollectiveName, Density, Wire
 
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather"]
 _SPARSE = ("hitopk", "naive_topk", "a2a_topk")
-_Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_PerByte = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 _Bytes = Annotated[int, Field(ge=1, le=2**50)]
 _Ranks = Annotated[int, Field(ge=1, le=2**20)]
 
@@ -29,9 +30,9 @@ class Link(Frozen):
     """One kind of link: latency (alpha, seconds a message), seconds_per_byte (beta), and how long
     a rank takes to add one received byte to its own (gamma, seconds)."""
 
-    latency_seconds: _Amount
-    seconds_per_byte: _Amount
-    reduce_seconds_per_byte: _Amount = 0.0
+    latency_seconds: Measured
+    seconds_per_byte: _PerByte
+    reduce_seconds_per_byte: _PerByte = 0.0
 
 
 class Links(Frozen):
@@ -47,10 +48,10 @@ class MeasuredCost(Frozen):
     collective: CollectiveName
     operation: Operation = "all_reduce"
     wire: Wire = "float32"
-    startup_seconds: _Amount | None = None
-    seconds_per_byte: _Amount | None = None
+    startup_seconds: Measured | None = None
+    seconds_per_byte: _PerByte | None = None
     points: tuple[tuple[_Bytes, _Positive], ...] | None = None
-    spread_seconds: tuple[_Amount, ...] | None = None
+    spread_seconds: tuple[Measured, ...] | None = None
 
     @model_validator(mode="after")
     def _is_a_line_or_a_table(self) -> Self:

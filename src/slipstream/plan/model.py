@@ -44,7 +44,7 @@ class Gradient:
         return self.numel * ITEM_BYTES[self.dtype]
 
 
-_Ranks = Annotated[int, Field(ge=1)]
+_Ranks = Annotated[int, Field(ge=1, le=2**20)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -55,7 +55,7 @@ class Bucket(Frozen):
     """
 
     gradients: tuple[str, ...] = Field(min_length=1)
-    bytes: int = Field(ge=0)
+    bytes: int = Field(ge=0, le=2**64)
     collective: CollectiveName = "native"
     wire: Wire = "float32"
 

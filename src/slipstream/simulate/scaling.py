@@ -150,11 +150,13 @@ class Scenario:
             lower_bound_seconds=self.plan.lower_bound_seconds,
             speedup=ranks * compute / timing.step_seconds,
             efficiency=compute / timing.step_seconds,
-            costs=self._source(),
+            costs=self.source,
             percentiles=drawn,
         )
 
-    def _source(self) -> Source:
+    @property
+    def source(self) -> Source:
+        """Where the costs of its buckets come from; see `ScalingRow.costs`."""
         plan = self.plan
         operation = "all_reduce" if plan.gather is None else "reduce_scatter"
         used = chain(

@@ -13,7 +13,6 @@ A seed gives the same steps again; planners are compared under the same draws of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from statistics import NormalDist
 
 import numpy as np
@@ -23,6 +22,8 @@ from slipstream.errors import SlipstreamError
 from slipstream.plan import BucketTiming, Plan, StepTiming
 from slipstream.plan.halves import forward_half
 from slipstream.trace import Trace
+
+MAX_SLOWDOWN = 1e6
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,16 @@ class Variation:
     def __post_init__(self) -> None:
         for name in ("compute_jitter", "network_jitter"):
             sigma = getattr(self, name)
-            if not (isfinite(sigma) and 0 <= sigma <= 2):
+            if not 0 <= sigma <= 2:
                 raise SlipstreamError(f"{name} is {sigma}; it is a share, 0 to 2, such as 0.05.")
         if not 0 <= self.straggler_share <= 1:
             raise SlipstreamError(
                 f"straggler_share is {self.straggler_share}; it is a probability, 0 to 1."
             )
-        if not (isfinite(self.straggler_slowdown) and self.straggler_slowdown >= 1):
+        if not 1 <= self.straggler_slowdown <= MAX_SLOWDOWN:
             raise SlipstreamError(
-                f"straggler_slowdown is {self.straggler_slowdown}; it is a factor of 1 or more."
+                f"straggler_slowdown is {self.straggler_slowdown}; it is a factor of 1 to "
+                f"{MAX_SLOWDOWN:,.0f}."
             )
         if not 1 <= self.num_steps <= 1_000_000:
             raise SlipstreamError(f"num_steps is {self.num_steps}; it is 1 to 1,000,000.")
