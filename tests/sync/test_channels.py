@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -50,8 +51,96 @@ def test_after_an_error_nothing_more_is_run() -> None:
     assert seen == []
 
 
+class Work:
+    """What a backend hands out for an operation that it has begun.
+
+    As Gloo's, it tells its future's listeners before it wakes those who wait.
+    """
+
+    def __init__(self) -> None:
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        self._ended = threading.Event()
+
+    def end(self, error: Exception | None = None) -> None:
+        if error is None:
+            self._future.set_result(None)
+        else:
+            self._future.set_exception(error)
+        self._ended.set()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._future
+
+    def wait(self, timeout: timedelta = timedelta(seconds=10)) -> None:
+        if not self._ended.wait(timeout.total_seconds()):
+            raise RuntimeError("Operation timed out!")
+        self._future.value()
+
+
+def test_a_free_channel_lets_the_backend_begin_and_a_busy_one_queues() -> None:
+    channel, work, seen = ThreadChannel(), Work(), list[str]()
+
+    def begin() -> Work:
+        seen.append("begun")
+        return work
+
+    first = channel.submit(lambda: seen.append("never"), begin)
+    second = channel.submit(lambda: seen.append("queued"), begin)
+    third = channel.submit(lambda: seen.append("last"))
+    assert seen == ["begun"] and not first.done and not second.done
+    work.end()
+    for ticket in (first, second, third):
+        ticket.wait(5.0)
+    assert seen == ["begun", "queued", "last"]
+    assert first.end_seconds <= second.start_seconds <= second.end_seconds <= third.start_seconds
+    fourth = channel.submit(lambda: seen.append("never"), begin)
+    fourth.wait(5.0)
+    assert seen[-1] == "begun"
+    fifth = channel.submit(lambda: seen.append("cannot begin"), lambda: None)
+    fifth.wait(5.0)
+    assert seen[-1] == "cannot begin"
+    channel.close(5.0)
+
+
+def test_after_the_backends_error_nothing_more_is_begun_or_run() -> None:
+    channel, work, seen = ThreadChannel(), Work(), list[str]()
+    first = channel.submit(lambda: seen.append("run"), lambda: work)
+    second = channel.submit(lambda: seen.append("run"))
+    work.end(ValueError("broken link"))
+    third = channel.submit(lambda: seen.append("run"), lambda: seen.append("begun"))
+    for ticket in (first, second, third):
+        with pytest.raises(ValueError, match="broken link"):
+            ticket.wait(5.0)
+        assert isinstance(ticket.error, ValueError)
+    channel.close(5.0)
+    assert seen == []
+
+
+def test_what_cannot_even_begin_is_told_to_the_one_who_waits() -> None:
+    channel = ThreadChannel()
+
+    def begin() -> Work:
+        raise ValueError("no such group")
+
+    ticket = channel.submit(lambda: None, begin)
+    with pytest.raises(ValueError, match="no such group"):
+        ticket.wait(5.0)
+    channel.close(5.0)
+
+
+def test_waiting_for_the_backend_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slipstream.sync.tickets._GRACE_SECONDS", 0.05)
+    channel, work = ThreadChannel(), Work()
+    ticket = channel.submit(lambda: None, lambda: work)
+    with pytest.raises(RankFailure, match="not ended within"):
+        ticket.wait(0.05)
+    channel.close(0.05)
+    work.end()
+    assert ticket.done
+
+
 def test_waiting_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slipstream.sync.channel._GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("slipstream.sync.tickets._GRACE_SECONDS", 0.05)
     channel, release = ThreadChannel(), threading.Event()
 
     def stuck() -> None:

@@ -167,7 +167,9 @@ def test_closing_ends_the_channel_and_so_does_forgetting() -> None:
             model = mlp()
             sync = GradientSync(model, group=rank.group)
             loss_of(model, batch(rank.rank)).backward()
-            assert isinstance(sync._channel, ThreadChannel) and sync._channel._thread
+            assert isinstance(sync._channel, ThreadChannel)
+            sync._channel.submit(lambda: None).wait(5.0)
+            assert sync._channel._thread is not None
             threads.append(sync._channel._thread)
             if closed:
                 sync.close()

@@ -50,6 +50,28 @@ def test_gradients_equal_one_process_on_the_joined_batch(planner: str, world_siz
         assert torch.equal(final, outcomes[0][1]), "ranks hold the same bits"
 
 
+def test_a_gradient_that_the_users_own_hook_puts_aside_still_counts_and_stays_aside() -> None:
+    """Optimizers that step inside hooks set p.grad to None there."""
+
+    def train(rank: Rank) -> tuple[Gradients, torch.Tensor]:
+        model = mlp()
+        sync = GradientSync(model, plan="single", group=rank.group)
+        aside = model[0].bias
+        assert isinstance(aside, nn.Parameter)
+        aside.register_post_accumulate_grad_hook(lambda param: setattr(param, "grad", None))
+        loss_of(model, batch(rank.rank)).backward()
+        averaged = sync._rounds.reducer.slots["0.bias"].view.clone()
+        sync.close()
+        return gradients(model), averaged
+
+    reference = mlp()
+    loss_of(reference, torch.cat([batch(0), batch(1)])).backward()
+    expected = gradients(reference)
+    for mine, averaged in run_ranks(train, 2):
+        assert_matches({"0.bias": averaged}, {"0.bias": expected["0.bias"]})
+        assert_matches(mine, expected | {"0.bias": None})
+
+
 def test_one_rank_gives_the_bits_of_the_unwrapped_model() -> None:
     wrapped, plain = mlp(), mlp()
     sync = GradientSync(wrapped)
@@ -181,6 +203,9 @@ def test_three_backwards_while_a_delayed_collective_is_in_flight() -> None:
             _pause.wait(0.05 * (1 + self.rank))
             self.inner.sum_(flat, divisor)
 
+        def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
+            """Leaves it to sum_."""
+
     import threading
 
     _pause = threading.Event()
@@ -190,7 +215,7 @@ def test_three_backwards_while_a_delayed_collective_is_in_flight() -> None:
         sync = GradientSync(model, plan="wfbp", group=rank.group)
         assert isinstance(sync._rounds.reducer, Reducer)
         sync._rounds.reducer._collective = Delayed(sync._rounds.reducer._collective, rank.rank)
-        sync._rounds._keeper._learning = False
+        sync._rounds._keeper.learning = False
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         sync.attach(optimizer)
         for step in range(3):

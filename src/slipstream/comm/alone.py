@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 
@@ -13,6 +15,10 @@ class Alone:
     def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """Leaves `flat` as it is; a single rank has nothing to divide by."""
         assert divisor == 1
+
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> Any:
+        """None: there is nothing to wait for."""
+        return None
 
     def reduce_scatter(self, matrix: torch.Tensor, row: torch.Tensor, divisor: int = 1) -> None:
         """Copies the one row."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -23,6 +23,14 @@ class Collective(Protocol):
         The sum is formed in 32 bits or more, divided by `divisor`, and then rounded to the dtype.
         Afterwards all ranks hold the same bits. Raises whatever the backend raises when a rank does
         not come.
+        """
+        ...
+
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> Any:
+        """Begins `sum_` on a CPU without blocking, where the backend does all of it by itself.
+
+        Returns the backend's torch.distributed.Work, or None, having done nothing, where it cannot.
+        Until the work has ended no other operation may be begun in the group.
         """
         ...
 

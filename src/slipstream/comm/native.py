@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
+
+from slipstream.comm.torch_comm import backend_of
 
 _SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 
@@ -15,6 +19,7 @@ class Native:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
+        self._is_gloo: bool | None = None
 
     def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """See `Collective.sum_`. Sixteen-bit tensors travel and are summed as float32."""
@@ -24,3 +29,11 @@ class Native:
             wide.div_(divisor)
         if wide is not flat:
             flat.copy_(wide)
+
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> Any:
+        """See `Collective.begin`: Gloo sums wide tensors in threads of its own."""
+        if divisor != 1 or flat.dtype in _SIXTEEN_BIT or flat.device.type != "cpu":
+            return None
+        if self._is_gloo is None:
+            self._is_gloo = backend_of(self._group, flat.device) == "gloo"
+        return self._group.allreduce([flat]) if self._is_gloo else None

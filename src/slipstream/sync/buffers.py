@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from slipstream.plan import Bucket
-from slipstream.sync.channel import Finished
+from slipstream.sync.tickets import Finished
 
+_SMALL_BYTES = 2**14
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 Strides = tuple[int, ...]
 
@@ -33,6 +34,7 @@ class Slot:
     synchronising and waits for the next round; copy_back: the parameter's layout is not the agreed
     one, so that its gradient is a tensor of its own and gets the average copied back.
     divided: the view holds this rank's gradient divided by the number of ranks already.
+    is_small: copying it takes no longer than finding out that it must be copied.
     saved: what the view held before this round, where this rank contributes nothing to it.
     told_sparse: the user has been told that its gradient is sparse.
     """
@@ -46,6 +48,7 @@ class Slot:
         "divided",
         "flag",
         "had_gradient",
+        "is_small",
         "kept",
         "name",
         "param",
@@ -69,6 +72,7 @@ class Slot:
         self.copy_back = False
         self.divided = False
         self.had_gradient = False
+        self.is_small = param.nbytes <= _SMALL_BYTES
         self.saved: torch.Tensor | None = None
         self.told_sparse = False
 
@@ -100,7 +104,7 @@ class BucketBuffer:
 
     divides_first: gradients are divided by the number of ranks before they travel. flat: 1-D, of
     the gradients' dtype (real parts and imaginary parts interleaved for complex ones); flags: its
-    tail, one element a gradient.
+    tail, one element a gradient. pending: gradients of this round that are still to be copied in.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class BucketBuffer:
         self.divides_first = self.flat.dtype not in SIXTEEN_BIT
         self.local_flags: torch.Tensor | None = None
         self.missing = 0
+        self.pending: list[tuple[Slot, torch.Tensor | None]] = []
         self.ready_seconds = 0.0
         self.ticket: Finished | None = None
         self.slots: list[Slot] = []
@@ -134,6 +139,7 @@ class BucketBuffer:
     def begin(self) -> None:
         """Starts a round: nothing contributed, nothing sent."""
         self.missing = len(self.slots)
+        self.pending.clear()
         self.ticket = None
         self.flags.fill_(1.0)
         for slot in self.slots:

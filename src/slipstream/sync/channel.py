@@ -2,51 +2,39 @@
 
 Gloo runs two operations of a group at once, so a small one can overtake a large one; and a blocking
 collective must not hold up backward. One thread that blocks in each collective (the GIL is free
-meanwhile) gives both order and overlap, for every collective, however many rounds it has.
+meanwhile) gives both order and overlap, for every collective, however many rounds it has. Where
+nothing is on the way, a collective that the backend carries out by itself is begun by the caller:
+waking a thread for it takes longer than a small bucket's journey when all cores compute.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from slipstream.errors import RankFailure, UnsupportedModel
+from slipstream.errors import UnsupportedModel
 from slipstream.sync.stream_channel import StreamChannel
+from slipstream.sync.tickets import BegunTicket, Finished, Operation, Ticket
 
-_GRACE_SECONDS = 5.0
-
-
-class Finished(Protocol):
-    """An operation that was submitted; its moments are in seconds of time.perf_counter()."""
-
-    error: BaseException | None
-
-    @property
-    def start_seconds(self) -> float:
-        """When it began; meaningful once it has ended."""
-        ...
-
-    @property
-    def end_seconds(self) -> float:
-        """When it had ended."""
-        ...
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Returns when its result may be used; raises its error."""
-        ...
+Begin = Callable[[], Any]
 
 
 class Channel(Protocol):
     """Where operations go, one after the other."""
 
-    def submit(self, operation: Callable[[], None]) -> Finished:
-        """Queues an operation and returns at once."""
+    def submit(self, operation: Operation, begin: Begin | None = None) -> Finished:
+        """Queues an operation and returns at once.
+
+        begin: does the same without blocking and returns the backend's handle, or returns None and
+        does nothing where it cannot; the channel uses it or `operation`.
+        """
         ...
 
     def close(self, timeout_seconds: float) -> None:
@@ -54,46 +42,11 @@ class Channel(Protocol):
         ...
 
 
-class Ticket:
-    """One submitted operation: when it started and ended, and whether it failed."""
-
-    __slots__ = ("_done", "end_seconds", "error", "start_seconds")
-
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self.start_seconds = 0.0
-        self.end_seconds = 0.0
-        self.error: BaseException | None = None
-
-    def run(self, operation: Callable[[], None], failed: BaseException | None) -> None:
-        """Runs the operation, unless one before it has failed; keeps its error."""
-        self.start_seconds = time.perf_counter()
-        self.error = failed
-        try:
-            if failed is None:
-                operation()
-        except BaseException as error:
-            self.error = error
-        finally:
-            self.end_seconds = time.perf_counter()
-            self._done.set()
-
-    def wait(self, timeout_seconds: float) -> None:
-        """Blocks until the operation has ended; raises its error.
-
-        Raises RankFailure when it has not ended a few seconds after its own limit.
-        """
-        if not self._done.wait(timeout_seconds + _GRACE_SECONDS):
-            raise RankFailure(f"A collective has not ended within {timeout_seconds:g} s.")
-        if self.error is not None:
-            raise self.error
-
-
-Queue = queue.SimpleQueue["tuple[Callable[[], None], Ticket] | None"]
+Queue = queue.SimpleQueue["tuple[Operation, Ticket] | None"]
 
 
 class ThreadChannel:
-    """Runs operations in the order of submission in a thread of its own, started at first use.
+    """Carries operations out in the order of submission, in a thread of its own where it must.
 
     After an operation has failed all later ones fail with the same error: their peers are gone.
     """
@@ -101,22 +54,42 @@ class ThreadChannel:
     def __init__(self) -> None:
         self._queue: Queue = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._last: Ticket | BegunTicket | None = None
         self._finalizer = weakref.finalize(self, self._queue.put, None)
 
-    def submit(self, operation: Callable[[], None]) -> Ticket:
-        """Queues an operation and returns at once."""
+    def submit(self, operation: Operation, begin: Begin | None = None) -> Ticket | BegunTicket:
+        """Begins an operation, or queues it behind another, and returns at once."""
+        last = self._last
+        if begin is not None and (last is None or (last.done and last.error is None)):
+            start_seconds = time.perf_counter()
+            try:
+                work = begin()
+            except Exception as error:
+                self._last = Ticket()
+                self._last.run(operation, error)
+                return self._last
+            if work is not None:
+                self._last = BegunTicket(work, start_seconds)
+                return self._last
+        self._last = self._enqueue(operation, last if isinstance(last, BegunTicket) else None)
+        return self._last
+
+    def _enqueue(self, operation: Operation, after: BegunTicket | None) -> Ticket:
         if self._thread is None:
             self._thread = threading.Thread(
                 target=_work, args=(self._queue,), name="slipstream-channel", daemon=True
             )
             self._thread.start()
-        ticket = Ticket()
+        ticket = Ticket(after)
         self._queue.put((operation, ticket))
         return ticket
 
     def close(self, timeout_seconds: float) -> None:
-        """Ends the thread after what is queued; gives up waiting for it after the limit."""
+        """Ends the thread after what is under way; gives up waiting for it after the limit."""
         self._finalizer()
+        if isinstance(self._last, BegunTicket) and not self._last.done:
+            with contextlib.suppress(Exception):
+                self._last.wait(timeout_seconds)
         if self._thread is not None:
             self._thread.join(timeout_seconds)
             self._thread = None
@@ -125,7 +98,7 @@ class ThreadChannel:
 class InlineChannel:
     """Runs each operation at once, in the caller's thread: for a world of one rank."""
 
-    def submit(self, operation: Callable[[], None]) -> Ticket:
+    def submit(self, operation: Operation, begin: Begin | None = None) -> Ticket:
         """Runs the operation and returns its ticket, done."""
         ticket = Ticket()
         ticket.run(operation, None)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from slipstream.comm import Collective
-from slipstream.sync.channel import Channel, Finished
+from slipstream.sync.channel import Channel
+from slipstream.sync.tickets import Finished
 
 
 class Norms:

@@ -26,8 +26,8 @@ from torch import nn
 
 from slipstream.plan import Bucket, Plan
 from slipstream.sync.buffers import SIXTEEN_BIT, Strides, in_layout, real_dtype, view_of
-from slipstream.sync.channel import Finished
 from slipstream.sync.incoming import Divisors
+from slipstream.sync.tickets import Finished
 
 Region = tuple[tuple[int, ...], tuple[int, ...], int]
 """Size, strides and offset of a part of a flat gradient."""

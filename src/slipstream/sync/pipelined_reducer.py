@@ -18,11 +18,11 @@ import torch
 from slipstream.errors import UnsupportedModel
 from slipstream.plan import Plan
 from slipstream.sync.buffers import nan_unless_finite
-from slipstream.sync.channel import Finished
 from slipstream.sync.incoming import Divisors, unusable, warn_sparse
 from slipstream.sync.means import Means
 from slipstream.sync.norms import Norms
 from slipstream.sync.pieces import GatherBucket, Piece, ReduceBucket, lay_out
+from slipstream.sync.tickets import Finished
 
 
 class PipelinedReducer:

@@ -43,7 +43,7 @@ class PlanKeeper:
         self._cluster = cluster
         self._model = model
         self._trainable: list[str] = []
-        self._learning = isinstance(plan, str) and recorded is None
+        self.learning = isinstance(plan, str) and recorded is None
         self._order: list[str] = []
         self._entries = list(recorded.until(first_step)) if recorded else []
         self._future = deque(recorded.after(first_step) if recorded else ())
@@ -86,9 +86,8 @@ class PlanKeeper:
         return plan
 
     def saw(self, name: str) -> None:
-        """A gradient became ready in a synchronised backward."""
-        if self._learning:
-            self._order.append(name)
+        """A gradient became ready in a synchronised backward, in which the order is `learning`."""
+        self._order.append(name)
 
     def round_finished(self, params: Params, peers: Peers) -> None:
         """All ranks have finished a round: after the first they agree on the order they saw.
@@ -97,9 +96,9 @@ class PlanKeeper:
         with which training goes on.
         """
         self.step += 1
-        if self._learning:
+        if self.learning:
             everyone = peers.gather(list(dict.fromkeys(self._order)), "agreeing on the ready order")
-            self._learning, self._order = False, []
+            self.learning, self._order = False, []
             by_name = {gradient.name: gradient for gradient in gradients_in_reverse(params)}
             order = [name for name in everyone[0] if name in by_name]
             order += [name for name in by_name if name not in set(order)]
@@ -113,7 +112,7 @@ class PlanKeeper:
         Raises PlanError for a plan that does not fit.
         """
         _check_fits(plan, gradients_in_reverse(params))
-        self._learning, self._order = False, []
+        self.learning, self._order = False, []
         self._future.clear()
         if isinstance(self._plan, Plan):
             self._plan = plan
@@ -182,7 +181,7 @@ class PlanKeeper:
             plan.check_covers(gradients)
         else:
             self.switches += 1
-            self._learning, self._order = True, []
+            self.learning, self._order = True, []
             plan = self._make(gradients)
         self._propose(plan)
 

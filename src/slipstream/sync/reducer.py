@@ -81,7 +81,7 @@ class Reducer:
     def keep(self, name: str) -> None:
         """Takes note of a gradient that was accumulated without synchronising."""
         slot = self.slots[name]
-        self._absorb(slot, divide=False)
+        self._absorb(slot, slot.param.grad, divide=False)
         slot.kept = True
 
     def ready(self, name: str) -> None:
@@ -90,13 +90,15 @@ class Reducer:
         if slot.contributed:
             self._again(slot)
             return
-        self._absorb(slot, divide=not self.hold)
         buffer = slot.buffer
         slot.contributed = True
-        if self._check_finite:
-            mark_finite(slot, self._world_size)
+        if slot.is_small and buffer.missing > 1:
+            buffer.pending.append((slot, slot.param.grad))
+        else:
+            self._take(slot, slot.param.grad)
         buffer.missing -= 1
         if buffer.missing == 0:
+            self._take_pending(buffer)
             buffer.ready_seconds = time.perf_counter()
             if not self.hold:
                 self._send_ready()
@@ -116,6 +118,7 @@ class Reducer:
         """Closes the round: missing gradients count as zero, and every bucket goes out."""
         for buffer in self.buffers:
             if buffer.missing:
+                self._take_pending(buffer)
                 for slot in buffer.slots:
                     if not slot.contributed:
                         self._fill(slot)
@@ -153,32 +156,48 @@ class Reducer:
                 return index
         return len(self.buffers) - 1
 
-    def _absorb(self, slot: Slot, *, divide: bool) -> None:
+    def _take(self, slot: Slot, grad: torch.Tensor | None) -> None:
+        """What a rank contributes to a round goes into its bucket."""
+        self._absorb(slot, grad, divide=not self.hold)
+        if self._check_finite:
+            mark_finite(slot, self._world_size)
+
+    def _take_pending(self, buffer: BucketBuffer) -> None:
+        """Small gradients that had to wait for the last of their bucket.
+
+        Copying a bias takes microseconds, but several times as long in a hook of its own, where
+        nothing that it needs is in the processor's caches, as in a loop over them all.
+        """
+        for slot, grad in buffer.pending:
+            self._take(slot, grad)
+        buffer.pending.clear()
+
+    def _absorb(self, slot: Slot, grad: torch.Tensor | None, *, divide: bool) -> None:
         """Moves the gradient into the bucket, divided if asked; `p.grad` becomes the view of it.
 
+        Where `p.grad` is not `grad` any more, the user's own hook has put it aside: it stays so.
         Division rides along with the copy, which costs nothing; a pass of its own over the sums
         would cost as much as the copy.
         """
         # Runs once per parameter with cold caches, where each call and attribute counts. No
         # torch.no_grad(): autograd is off inside its own hooks.
-        param, view = slot.param, slot.view
-        grad = param.grad
         if grad is None or slot.holds(grad):
             return
+        param, view = slot.param, slot.view
         if grad.requires_grad or grad.dtype is not view.dtype:
             raise unusable(slot, grad)
-        is_sparse = grad.layout is not torch.strided
-        if is_sparse:
+        dense = grad
+        if grad.layout is not torch.strided:
             warn_sparse(slot)
-            grad = grad.to_dense()
+            dense = grad.to_dense()
         if divide and slot.buffer.divides_first:
-            self._divisors.divide(grad, out=view)
+            self._divisors.divide(dense, out=view)
             slot.divided = True
         else:
-            view.copy_(grad)
+            view.copy_(dense)
             slot.divided = False
         slot.copy_back = param.stride() != slot.stride
-        if not slot.copy_back or is_sparse:
+        if param.grad is grad and (not slot.copy_back or dense is not grad):
             slot.lend()
 
     def _again(self, slot: Slot) -> None:
@@ -189,7 +208,7 @@ class Reducer:
             buffer.flags.fill_(1.0)
             for member in buffer.slots:
                 member.divided = False  # they hold averages, of which the average is taken
-        self._absorb(slot, divide=False)
+        self._absorb(slot, slot.param.grad, divide=False)
         if self._check_finite:
             for member in buffer.slots if first_late else [slot]:
                 mark_finite(member, self._world_size)
@@ -210,7 +229,7 @@ class Reducer:
         grad = slot.param.grad
         slot.had_gradient = grad is not None
         if slot.kept and grad is not None:
-            self._absorb(slot, divide=True)
+            self._absorb(slot, grad, divide=True)
             slot.contributed = True
             if self._check_finite:
                 mark_finite(slot, self._world_size)
@@ -239,9 +258,11 @@ class Reducer:
                         slot.divided = True
         if self._check_finite:
             buffer.local_flags = buffer.flags.clone()
-        total, flat = self._collective.sum_, buffer.flat
+        collective, flat = self._collective, buffer.flat
         divisor = 1 if buffer.divides_first else self._world_size
-        buffer.ticket = self._channel.submit(lambda: total(flat, divisor))
+        buffer.ticket = self._channel.submit(
+            lambda: collective.sum_(flat, divisor), lambda: collective.begin(flat, divisor)
+        )
 
     def _settle(self, slot: Slot, cleared: bool) -> None:
         """Hands out a gradient to which this rank contributed nothing, or leaves it as it was."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from slipstream.sync.channel import Finished
+from slipstream.sync.tickets import Finished
 
 
 @dataclass(frozen=True)

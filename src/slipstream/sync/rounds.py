@@ -118,7 +118,8 @@ class Rounds:
             if task != self._last_task:
                 self._enter(task)
             if self.enabled:
-                self._keeper.saw(name)
+                if self._keeper.learning:
+                    self._keeper.saw(name)
                 self.reducer.ready(name)
             else:
                 self.reducer.keep(name)
@@ -149,7 +150,11 @@ class Rounds:
     def _backward_ended(self) -> None:
         self._open = False
         self._last_task = -1
-        self.reducer.seal()
+        try:
+            self.reducer.seal()
+        except Exception as error:
+            self._fail(error)
+            raise
         if not self.wait_for_update:
             self._finish()
 

@@ -60,8 +60,10 @@ class StreamChannel:
         self._origin.record()
         self._origin_seconds = time.perf_counter()
 
-    def submit(self, operation: Callable[[], None]) -> StreamTicket:
-        """Enqueues an operation and returns at once. An error is kept for `wait`."""
+    def submit(
+        self, operation: Callable[[], None], begin: Callable[[], Any] | None = None
+    ) -> StreamTicket:
+        """Enqueues `operation` and returns at once. An error is kept for `wait`."""
         start, end = (self._module.Event(enable_timing=True) for _ in range(2))
         ticket = StreamTicket(self, start, end)
         self._stream.wait_stream(self._module.current_stream())
