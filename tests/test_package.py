@@ -37,7 +37,7 @@ SURFACE = {
         "--resume",
         "--json",
     ],
-    "export": ["checkpoint", "--output", "--json"],
+    "export": ["checkpoint", "--output", "--overwrite", "--json"],
     "report": ["run", "--json"],
     "plan": [
         "--trace",
@@ -49,6 +49,7 @@ SURFACE = {
         "--collective",
         "--wire",
         "--output",
+        "--overwrite",
         "--json",
     ],
     "simulate": [
@@ -67,6 +68,7 @@ SURFACE = {
         "--seed",
         "--plot",
         "--timeline",
+        "--overwrite",
         "--json",
     ],
     "lab": [
@@ -84,7 +86,7 @@ SURFACE = {
         "--check",
         "--json",
     ],
-    "probe": ["--nodes", "--per-node", "--seconds", "--output", "--json"],
+    "probe": ["--nodes", "--per-node", "--seconds", "--output", "--overwrite", "--json"],
     "profile": [
         "recipe",
         "--set",
@@ -92,6 +94,7 @@ SURFACE = {
         "--per-node",
         "--steps",
         "--output",
+        "--overwrite",
         "--json",
     ],
 }

@@ -5,12 +5,12 @@ Unknown fields, wrong types and damaged files are refused with the file and the 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from slipstream.durable import write_text_atomic
 from slipstream.errors import SlipstreamError
 
 MAX_FILE_BYTES = 64 * 2**20
@@ -42,16 +42,13 @@ class Document(Frozen):
         return self.model_dump_json(indent=1) + "\n"
 
     def save(self, path: Path) -> None:
-        """Writes the file whole: a reader finds the old text or the new one, never a part.
+        """Writes the file whole, over an old one: a reader finds either text, never a part.
 
         Raises the document's own error when that fails.
         """
-        beside = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
-            beside.write_text(self.to_json(), encoding="utf-8")
-            beside.replace(path)
+            write_text_atomic(path, self.to_json())
         except OSError as error:
-            beside.unlink(missing_ok=True)
             raise self._error(
                 f"The {self._kind} file {path} cannot be written: {error}."
             ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,8 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream.cli.main import app
-from slipstream.cli.measuring import check_replaceable
 from slipstream.costs import ClusterSpec, Link, Links, MeasuredCost
-from slipstream.errors import CostError, RecipeError, SlipstreamError, TraceError
+from slipstream.errors import CostError, RecipeError, SlipstreamError
 from slipstream.trace import Trace, TraceGradient
 from slipstream.train.launch.measure import PROBE, PROFILE, Measurement
 
@@ -109,35 +109,31 @@ def test_json_is_the_document_alone(
     assert type(document).from_json(out) == document
 
 
-def test_what_lies_where_the_result_shall_go_is_not_overwritten_unless_it_is_of_its_kind(
-    tmp_path: Path,
-) -> None:
-    trace, cluster, thesis = (tmp_path / name for name in ("t.json", "c.json", "thesis.tex"))
-    TRACE.save(trace)
-    CLUSTER.save(cluster)
-    thesis.write_text("years of work")
-    check_replaceable(trace, Trace)
-    check_replaceable(cluster, ClusterSpec)
-    check_replaceable(tmp_path / "new.json", Trace)
-    with pytest.raises(TraceError, match=r"c\.json exists and is not overwritten"):
-        check_replaceable(cluster, Trace)
-    with pytest.raises(CostError, match=r"thesis\.tex exists and is not overwritten"):
-        check_replaceable(thesis, ClusterSpec)
-    with pytest.raises(TraceError, match="exists and is not overwritten"):
-        check_replaceable(tmp_path, Trace)
-    with pytest.raises(SlipstreamError, match=r"nowhere, where t\.json shall go, is no folder"):
-        check_replaceable(tmp_path / "nowhere" / "t.json", Trace)
-    assert thesis.read_text() == "years of work"
-
-
 @pytest.mark.parametrize("command", ["profile", "probe"])
-def test_a_foreign_output_is_refused_before_anything_is_measured(
-    asked: list[Measurement], command: str
+def test_an_output_that_exists_is_refused_before_anything_is_measured(
+    asked: list[Measurement], command: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     Path("thesis.tex").write_text("years of work")
     result = CliRunner().invoke(app, [command, "--output", "thesis.tex"])
     assert isinstance(result.exception, SlipstreamError)
-    assert asked == []
+    assert "thesis.tex exists and was not overwritten" in str(result.exception)
+    assert (asked, Path("thesis.tex").read_text()) == ([], "years of work")
+    run(capfd, command, "--output", "thesis.tex", "--overwrite")
+    assert (
+        json.loads(Path("thesis.tex").read_text())["note"]
+        == (TRACE if command == "profile" else CLUSTER).note
+    )
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("command", ["profile", "probe"])
+def test_a_second_measurement_of_the_default_name_asks(
+    command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(capfd, command)
+    with pytest.raises(SlipstreamError, match=r"json exists .* replace it with --overwrite\."):
+        run(capfd, command)
+    run(capfd, command, "--overwrite")
 
 
 def test_mistakes_in_a_recipe_are_told_before_any_rank_starts() -> None:

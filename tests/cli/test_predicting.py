@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,13 +60,27 @@ def test_a_plan_is_explained_and_written(slipstream: Any, tmp_path: Path) -> Non
     assert "\nchannel " in out
 
 
-def test_what_is_no_plan_is_not_overwritten_by_one(slipstream: Any, tmp_path: Path) -> None:
-    path = tmp_path / "cluster.json"
-    shutil.copy(TEN_GIGABIT, path)
-    code, out, err = slipstream("plan", *question(), "--output", path)
-    assert (code, out) == (1, "")
-    assert f"{path} exists and is not overwritten" in err
-    assert path.read_bytes() == Path(TEN_GIGABIT).read_bytes()
+@pytest.mark.parametrize(
+    ("command", "option", "name"),
+    [
+        ("plan", "--output", "plan.json"),
+        ("simulate", "--plot", "plot.svg"),
+        ("simulate", "--plot", "plot.png"),
+        ("simulate", "--timeline", "timeline.json"),
+    ],
+)
+def test_a_file_that_exists_is_replaced_only_when_asked(
+    slipstream: Any, tmp_path: Path, command: str, option: str, name: str
+) -> None:
+    path = tmp_path / name
+    path.write_text("years of work")
+    arguments = [command, *question(), option, path]
+    code, out, err = slipstream(*arguments)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert f"{path} exists and was not overwritten; choose another {option}, or" in err
+    assert "--overwrite" in err and path.read_text() == "years of work"
+    assert slipstream(*arguments, "--overwrite")[0] == 0
+    assert path.read_bytes() != b"years of work" and list(tmp_path.iterdir()) == [path]
 
 
 def test_many_buckets_are_explained_in_part(slipstream: Any) -> None:
@@ -99,6 +112,7 @@ def test_planners_limits_and_wires_reach_the_plan(slipstream: Any, tmp_path: Pat
     assert max(bucket.bytes for bucket in plan.reduce) <= 2**24
     assert {bucket.wire for bucket in plan.reduce} == {"bfloat16"}
     fixed = ["--planner", "fixed:cap_bytes=1048576,first_bytes=1048576", "--output", path]
+    fixed += ["--overwrite"]
     assert slipstream("plan", *question(), *fixed)[0] == 0
     assert len(Plan.load(path).reduce) > 40
 
@@ -323,6 +337,7 @@ def test_doubtful_traces_are_pointed_out(slipstream: Any, tmp_path: Path, comman
         (["simulate", "--nodes", "0"], "is no number of nodes"),
         (["simulate", "--stragglers", "often"], "--stragglers 'often' is no share"),
         (["simulate", "--plan", "plan.json", "--planner", "ddp"], "leave out --planner"),
+        (["simulate", "--plot", "a.svg", "--timeline", "a.svg"], "name one file, a.svg"),
         (["simulate", "--wire", "int8"], "there is no wire 'int8'"),
         (["plan", "--tolerance", "-1"], "--tolerance"),
         (["plan", "--max-bucket-bytes", "0"], "--max-bucket-bytes"),

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 import slipstream
 from slipstream.cli.main import app
-from slipstream.errors import CheckpointError
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -99,7 +98,9 @@ def test_weights_are_exported_as_they_were_saved(
     assert weights["stem.weight"].dtype == torch.float32
     content = output.read_bytes()
     again = CliRunner().invoke(app, command)
-    assert isinstance(again.exception, CheckpointError)
+    assert "weights.safetensors exists and was not overwritten" in str(again.exception)
+    assert output.read_bytes() == content
+    assert CliRunner().invoke(app, [*command, "--overwrite"]).exit_code == 0
     assert output.read_bytes() == content
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from slipstream.durable import HeldLock, is_dead, publish_new_file
 from slipstream.errors import RunFolderError
-from slipstream.train.durable import HeldLock, is_dead, publish_new_file
 from slipstream.train.run_folder import (
     claim_run_folder,
     create_run_folder,

@@ -8,22 +8,26 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.options import OverwriteOption
 from slipstream.cli.output import print_document
 
 
 def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or a run: its newest one.")],
-    output: Annotated[Path, typer.Option(help="The file to write; must not exist.")],
+    output: Annotated[Path, typer.Option(help="The file to write.")],
+    overwrite: OverwriteOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Write plain weights as safetensors.
 
     model.load_state_dict(safetensors.torch.load_file(FILE)) takes it as it is.
     """
+    from slipstream.outputs import check_output
     from slipstream.train.checkpoint import export_weights, find_checkpoint
 
     found = find_checkpoint(checkpoint)
-    path = export_weights(found, output)
+    check_output(output, "--output", overwrite=overwrite)
+    path = export_weights(found, output, overwrite=overwrite)
     if as_json:
         print_document({"checkpoint": str(found), "output": str(path)}, sys.stdout)
     else:

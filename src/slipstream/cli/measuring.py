@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.cli.output import print_document, reserved_stdout
 from slipstream.cli.ranks import as_rank, on_own_ranks
-from slipstream.errors import SlipstreamError
 
 if TYPE_CHECKING:
     from slipstream.documents import Document
@@ -27,13 +26,15 @@ def measure(
     nodes: int | None,
     per_node: int | None,
     output: Path,
+    overwrite: bool,
     as_json: bool,
 ) -> AnyDocument | None:
     """Measures on ranks and saves the document; on rank 0 of a job, or without one, returns it.
 
     Other ranks get None. With as_json the document is printed as well. Raises SlipstreamError,
-    before anything is measured, where `output` cannot be written or holds something else.
+    before anything is measured, where `output` cannot be written; see `check_output`.
     """
+    from slipstream.outputs import check_output, write_output
     from slipstream.train.launch.joined import find_job
     from slipstream.train.launch.measure import Measurement, measure_here, measure_in_job
 
@@ -41,7 +42,11 @@ def measure(
     job = find_job(os.environ)
     if job is None:
         recipe = recipe.replace({key: count for key, count in ranks.items() if count is not None})
-    measurement = Measurement(task, recipe, wanted, lambda: check_replaceable(output, kind))
+
+    def check() -> None:
+        check_output(output, "--output", overwrite=overwrite)
+
+    measurement = Measurement(task, recipe, wanted, check)
     with reserved_stdout() as stdout:
         if job is None:
             text = on_own_ranks(lambda: measure_here(measurement))
@@ -52,28 +57,10 @@ def measure(
             if job.rank != 0:
                 return None
         document = kind.from_json(text, "what was measured")
-        document.save(output)
+        write_output(output, document.to_json().encode(), "--output", overwrite=overwrite)
         if as_json:
             print_document(document.model_dump(mode="json"), stdout)
     return document
-
-
-def check_replaceable(output: Path, kind: type[Document]) -> None:
-    """Raises SlipstreamError unless a document can be written there without loss of anything else.
-
-    A document of the same kind is replaced.
-    """
-    if not output.parent.is_dir():
-        raise SlipstreamError(
-            f"{output.parent}, where {output.name} shall go, is no folder; make it first."
-        )
-    if not os.access(output.parent, os.W_OK):
-        raise SlipstreamError(f"{output.parent} cannot be written to; choose another --output.")
-    if output.exists():
-        try:
-            kind.load(output)
-        except SlipstreamError as error:
-            raise type(error)(f"{output} exists and is not overwritten: {error}") from error
 
 
 def leave_job() -> None:

@@ -1,4 +1,4 @@
-"""Options that several commands share: `train`, `profile` and `probe`; `plan` and `simulate`."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ NodesOption = Annotated[
     int | None, typer.Option(min=1, help="Nodes; logical ones where ranks start here.")
 ]
 PerNodeOption = Annotated[int | None, typer.Option(min=1, help="Ranks of each node.")]
+
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="Replace files that exist where results go.")
+]
 
 TraceOption = Annotated[
     str, typer.Option(metavar="NAME|FILE", help="A shipped trace (resnet50, ...) or a trace file.")

@@ -14,6 +14,7 @@ from slipstream.cli.options import (
     MOST_NODES,
     ClusterOption,
     CollectiveOption,
+    OverwriteOption,
     ToleranceOption,
     TraceOption,
     WireOption,
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 MOST_REASONS = 40
 """More buckets than this are explained only in part; --json has them all."""
+
+_Output = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the plan for training to read.")
+]
 
 
 def plan(
@@ -49,9 +54,8 @@ def plan(
     ] = None,
     collective: CollectiveOption = None,
     wire: WireOption = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan for training to read.")
-    ] = None,
+    output: _Output = None,
+    overwrite: OverwriteOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print plan and reasons as JSON, alone on stdout.")
     ] = False,
@@ -61,13 +65,13 @@ def plan(
     Prints the buckets in the order in which they travel: what hides each one's journey, and what
     one more merge would cost; then the predicted step beside what no plan can beat.
     """
-    from slipstream.cli.measuring import check_replaceable
     from slipstream.cli.predicting import allowed_of, formula_notes, read_costs
-    from slipstream.plan import Plan, explain
+    from slipstream.outputs import check_output, write_output
+    from slipstream.plan import explain
     from slipstream.simulate import PlannerChoice, Scenario, cluster_of, load_trace, simulate_step
 
     if output is not None:
-        check_replaceable(output, Plan)
+        check_output(output, "--output", overwrite=overwrite)
     recorded = load_trace(trace)
     known = read_costs(cluster)
     costs = known if nodes is None else known.at(cluster_of(known, nodes))
@@ -76,7 +80,7 @@ def plan(
     made = allowed.plan(choice, recorded, costs)
     reasons = explain(made, recorded, costs, allow=allowed.wires, collectives=allowed.collectives)
     if output is not None:
-        made.save(output)
+        write_output(output, made.to_json().encode(), "--output", overwrite=overwrite)
     notes = [
         *recorded.warnings(),
         *formula_notes(known, [Scenario(str(choice), costs, made)]),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli.options import NodesOption
+from slipstream.cli.options import NodesOption, OverwriteOption
 
 if TYPE_CHECKING:
     from slipstream.costs import ClusterSpec
@@ -22,6 +22,7 @@ def probe(
         float, typer.Option(min=0.1, help="About how long it may take; large sizes may drop out.")
     ] = 60.0,
     output: Annotated[Path, typer.Option(help="The cluster file to write.")] = Path("cluster.json"),
+    overwrite: OverwriteOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the cluster file, alone on standard output.")
     ] = False,
@@ -45,6 +46,7 @@ def probe(
         nodes=nodes,
         per_node=per_node,
         output=output,
+        overwrite=overwrite,
         as_json=as_json,
     )
     if spec is not None and not as_json:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli.options import NodesOption, PerNodeOption, RecipeArgument, SetOption
+from slipstream.cli.options import (
+    NodesOption,
+    OverwriteOption,
+    PerNodeOption,
+    RecipeArgument,
+    SetOption,
+)
 
 if TYPE_CHECKING:
     from slipstream.trace import Trace
@@ -22,6 +28,7 @@ def profile(
         int, typer.Option(min=1, max=10_000, help="Steps to record, after two for warming up.")
     ] = 20,
     output: Annotated[Path, typer.Option(help="The trace file to write.")] = Path("trace.json"),
+    overwrite: OverwriteOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the trace file, alone on standard output.")
     ] = False,
@@ -45,6 +52,7 @@ def profile(
         nodes=nodes,
         per_node=per_node,
         output=output,
+        overwrite=overwrite,
         as_json=as_json,
     )
     if trace is not None and not as_json:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ from slipstream.cli.options import (
     CollectiveOption,
     JitterOption,
     NetworkJitterOption,
+    OverwriteOption,
     SeedOption,
     StepsOption,
     StragglersOption,
@@ -29,6 +31,14 @@ if TYPE_CHECKING:
     from slipstream.costs import Costs
     from slipstream.simulate import Allowed, ScalingRow, Scenario, Variation
     from slipstream.trace import Trace
+
+_Plot = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Plot step and efficiency: .svg or .png.")
+]
+_Timeline = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the steps on the most nodes for Perfetto."),
+]
 
 
 def simulate(
@@ -56,13 +66,9 @@ def simulate(
     network_jitter: NetworkJitterOption = 0.0,
     steps: StepsOption = 1000,
     seed: SeedOption = 0,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Plot step and efficiency: .svg or .png.")
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the steps on the most nodes for Perfetto."),
-    ] = None,
+    plot: _Plot = None,
+    timeline: _Timeline = None,
+    overwrite: OverwriteOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the rows as JSON, alone on standard output.")
     ] = False,
@@ -73,12 +79,12 @@ def simulate(
     --jitter, --stragglers or --network-jitter the steps differ, and percentiles are shown.
     """
     from slipstream.cli.predicting import allowed_of, formula_notes, read_costs, variation_of
-    from slipstream.simulate import check_plot_path, load_trace
+    from slipstream.simulate import load_trace
 
     if plan is not None and planner:
         raise typer.BadParameter("--plan is simulated as it is; leave out --planner")
-    if plot is not None:
-        check_plot_path(plot)
+    outputs = _Outputs(plot, timeline, overwrite)
+    outputs.check()
     allowed = allowed_of(tolerance, wire, collective)
     variation = variation_of(jitter, stragglers, network_jitter, steps, seed)
     recorded, costs = load_trace(trace), read_costs(cluster)
@@ -86,7 +92,7 @@ def simulate(
     rows = [scenario.row(recorded, variation) for scenario in found]
     notes = [*recorded.warnings(), *formula_notes(costs, found)]
     warn(notes)
-    _draw(recorded, found, rows, plot, timeline)
+    outputs.write(recorded, found, rows)
     if as_json:
         print_document(_document(recorded, variation, rows, notes), sys.stdout)
     else:
@@ -123,27 +129,49 @@ def _document(
     }
 
 
-def _draw(
-    trace: Trace,
-    found: Sequence[Scenario],
-    rows: Sequence[ScalingRow],
-    plot: Path | None,
-    timeline: Path | None,
-) -> None:
-    from slipstream.simulate import plot_scaling, write_chrome_trace
+@dataclass(frozen=True)
+class _Outputs:
+    """The files that were asked for."""
 
-    if plot is not None:
-        plot_scaling(rows, f"{trace.model}, batch of {trace.batch_size} a rank", plot)
-        print(f"plot written to {plot}", file=sys.stderr)
-    if timeline is not None:
-        most = max(row.nodes for row in rows)
-        steps = {
-            f"{scenario.label}, {most} nodes": scenario.simulate(trace)
-            for scenario in found
-            if scenario.costs.cluster.nodes == most
-        }
-        write_chrome_trace(steps, timeline)
-        print(f"timeline written to {timeline}; open it at ui.perfetto.dev", file=sys.stderr)
+    plot: Path | None
+    timeline: Path | None
+    overwrite: bool
+
+    def check(self) -> None:
+        """Raises SlipstreamError, before anything is computed, where one cannot be written."""
+        from slipstream.outputs import check_output
+        from slipstream.simulate import plot_kind
+
+        if self.plot is not None:
+            plot_kind(self.plot)
+            check_output(self.plot, "--plot", overwrite=self.overwrite)
+        if self.timeline is not None:
+            if self.timeline == self.plot:
+                raise typer.BadParameter(f"--plot and --timeline name one file, {self.plot}")
+            check_output(self.timeline, "--timeline", overwrite=self.overwrite)
+
+    def write(self, trace: Trace, found: Sequence[Scenario], rows: Sequence[ScalingRow]) -> None:
+        """Writes them and says so on standard error. Raises SlipstreamError."""
+        from slipstream.outputs import write_output
+        from slipstream.simulate import chrome_trace, plot_kind, plot_scaling
+
+        if self.plot is not None:
+            title = f"{trace.model}, batch of {trace.batch_size} a rank"
+            drawn = plot_scaling(rows, title, plot_kind(self.plot))
+            write_output(self.plot, drawn, "--plot", overwrite=self.overwrite)
+            print(f"plot written to {self.plot}", file=sys.stderr)
+        if self.timeline is not None:
+            most = max(row.nodes for row in rows)
+            steps = {
+                f"{scenario.label}, {most} nodes": scenario.simulate(trace)
+                for scenario in found
+                if scenario.costs.cluster.nodes == most
+            }
+            text = json.dumps(chrome_trace(steps))
+            write_output(self.timeline, text.encode(), "--timeline", overwrite=self.overwrite)
+            print(
+                f"timeline written to {self.timeline}; open it at ui.perfetto.dev", file=sys.stderr
+            )
 
 
 def _show(trace: Trace, rows: Sequence[ScalingRow]) -> None:

@@ -5,33 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from slipstream.errors import SlipstreamError
-from slipstream.simulate.files import write_whole
 from slipstream.simulate.scaling import ScalingRow
 from slipstream.words import duration, tidy
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SUFFIXES = (".svg", ".png")
+Kind = Literal["svg", "png"]
 _MARKERS = "os^vDPX*"
 
 
-def check_plot_path(path: Path) -> None:
-    """Raises SlipstreamError unless the file's suffix says PNG or SVG; needs no matplotlib."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise SlipstreamError(f"A plot is a PNG or an SVG: {path} ends in neither .png nor .svg.")
+def plot_kind(path: Path) -> Kind:
+    """What the file's suffix says, PNG or SVG, else raises SlipstreamError; needs no matplotlib."""
+    match path.suffix.lower():
+        case ".svg":
+            return "svg"
+        case ".png":
+            return "png"
+        case _:
+            raise SlipstreamError(
+                f"A plot is a PNG or an SVG: {path} ends in neither .png nor .svg."
+            )
 
 
-def plot_scaling(rows: Sequence[ScalingRow], title: str, path: Path) -> None:
-    """Draws the rows (at least one) and writes the file over an old one; the suffix says which.
+def plot_scaling(rows: Sequence[ScalingRow], title: str, kind: Kind) -> bytes:
+    """Draws the rows (at least one); the bytes of an SVG or PNG file.
 
     With percentiles, whiskers go from the median to the 95th. The same rows give the same bytes.
-    Raises SlipstreamError for another suffix and where writing fails.
     """
-    check_plot_path(path)
     import matplotlib
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
@@ -54,10 +58,10 @@ def plot_scaling(rows: Sequence[ScalingRow], title: str, path: Path) -> None:
         for axes in (times, shares):
             _number_of_nodes(axes, sorted({row.nodes for row in rows}))
         times.legend(frameon=False)
-        buffer, kind = BytesIO(), path.suffix.lower().removeprefix(".")
+        buffer = BytesIO()
         about = {"Date": None} if kind == "svg" else {"Software": None}
         figure.savefig(buffer, format=kind, dpi=150, metadata=about)
-    write_whole(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _draw(times: Axes, shares: Axes, rows: Sequence[ScalingRow], planner: str, marker: str) -> None:

@@ -6,12 +6,9 @@ bucket: how long it stood ready while the channel was busy, then its journey.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from slipstream.simulate.files import write_whole
 from slipstream.simulate.step import Journey, StepSimulation
 
 _ROWS = ("input", "forward", "backward", "update", "wait")
@@ -24,11 +21,6 @@ def chrome_trace(steps: Mapping[str, StepSimulation]) -> dict[str, Any]:
     for process, (name, step) in enumerate(steps.items(), start=1):
         events += _events(process, f"{name}: {step.step_seconds * 1e3:.3f} ms", step)
     return {"displayTimeUnit": "ms", "traceEvents": events}
-
-
-def write_chrome_trace(steps: Mapping[str, StepSimulation], path: Path) -> None:
-    """Writes the document over an old file. Raises SlipstreamError where that fails."""
-    write_whole(path, json.dumps(chrome_trace(steps)).encode())
 
 
 def _events(process: int, name: str, step: StepSimulation) -> Iterator[Event]:

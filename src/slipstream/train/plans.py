@@ -17,10 +17,10 @@ from torch import nn
 
 from slipstream.auto import GradientSync
 from slipstream.costs import ClusterSpec
+from slipstream.durable import write_text_atomic
 from slipstream.plan import PlanHistory
 from slipstream.train.checkpoint import LoadedCheckpoint
 from slipstream.train.distributed import Job
-from slipstream.train.durable import write_text_atomic
 from slipstream.train.recipe import Recipe, parse_recipe
 
 PLAN_FILE, PLANS_FILE = "plan.json", "plans.json"

@@ -5,14 +5,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from slipstream.errors import RunFolderError
-from slipstream.train.durable import (
+from slipstream.durable import (
     TEMPORARY_PREFIX,
     HeldLock,
     is_dead,
     temporary_sibling,
     write_text_atomic,
 )
+from slipstream.errors import RunFolderError
 
 __all__ = [
     "claim_run_folder",

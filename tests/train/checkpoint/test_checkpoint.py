@@ -248,6 +248,8 @@ def test_export_overwrites_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists and was not overwritten"):
         export_weights(loaded.path, output)
     assert output.read_text() == "mine"
+    export_weights(loaded.path, output, overwrite=True)
+    assert load_file(output).keys() == model.state_dict().keys()
     with pytest.raises(CheckpointError, match="cannot be written"):
         export_weights(loaded.path, tmp_path / "absent" / "weights.safetensors")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["c", "weights.safetensors"]

@@ -11,11 +11,11 @@ import torch
 from torch.optim import SGD
 
 from checkpointing import POSITION, Two
+from slipstream.durable import write_file_durably
 from slipstream.errors import CheckpointError
 from slipstream.train.checkpoint import CheckpointWriter, TrainState, latest, load, store
 from slipstream.train.checkpoint.manifest import Manifest
 from slipstream.train.checkpoint.snapshot import Snapshot, SnapshotBuffers
-from slipstream.train.durable import write_file_durably
 
 
 def state_of(value: float) -> TrainState:

@@ -5,20 +5,20 @@ from pathlib import Path
 
 from torch import Tensor
 
+from slipstream.durable import publish, temporary_sibling
 from slipstream.errors import CheckpointError
 from slipstream.train.checkpoint.reader import load
 from slipstream.train.checkpoint.store import find_checkpoint
 from slipstream.train.checkpoint.tensor_file import write_tensors
-from slipstream.train.durable import publish_new_file, temporary_sibling
 
 
-def export_weights(checkpoint: Path, output: Path) -> Path:
+def export_weights(checkpoint: Path, output: Path, *, overwrite: bool = False) -> Path:
     """Write the parameters and buffers of `checkpoint` to `output` and return its path.
 
     checkpoint: a checkpoint folder, or a run folder (its latest one is taken).
     `model.load_state_dict(safetensors.torch.load_file(output))` takes it as it is, so tied tensors
-    are written under each of their names. Raises CheckpointError if `output` exists (nothing is
-    overwritten) or cannot be written, and for extra state that is no tensor.
+    are written under each of their names. Raises CheckpointError if `output` exists and `overwrite`
+    does not say to replace it, if it cannot be written, and for extra state that is no tensor.
     """
     loaded = load(find_checkpoint(checkpoint))
     tensors: dict[str, Tensor] = {}
@@ -30,19 +30,19 @@ def export_weights(checkpoint: Path, output: Path) -> Path:
             )
         # The library refuses memory that two names share.
         tensors[name] = value.clone() if name in loaded.manifest.model.tied else value
-    if os.path.lexists(output):
+    if not overwrite and os.path.lexists(output):
         raise _exists(output)
     if not output.parent.is_dir():
         raise CheckpointError(f"{output} cannot be written: {output.parent} is no folder; make it.")
     temporary = temporary_sibling(output)
     try:
         write_tensors(temporary, tensors, {"slipstream_step": str(loaded.step)})
-        publish_new_file(temporary, output)
+        publish(temporary, output, overwrite=overwrite)
     except FileExistsError as error:
         raise _exists(output) from error
     except OSError as error:
         raise CheckpointError(
-            f"{output} cannot be written ({error.strerror or error}): choose another --output."
+            f"{output} cannot be written ({error.strerror or error}): choose another file."
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -51,5 +51,5 @@ def export_weights(checkpoint: Path, output: Path) -> Path:
 
 def _exists(output: Path) -> CheckpointError:
     return CheckpointError(
-        f"{output} exists and was not overwritten: remove it or choose another --output."
+        f"{output} exists and was not overwritten: choose another file, or ask to overwrite it."
     )

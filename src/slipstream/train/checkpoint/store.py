@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.durable import HeldLock, fsync_path, is_dead, write_file_durably
 from slipstream.errors import CheckpointError
 from slipstream.train.checkpoint.manifest import (
     MANIFEST,
@@ -26,7 +27,6 @@ from slipstream.train.checkpoint.manifest import (
 )
 from slipstream.train.checkpoint.snapshot import Snapshot
 from slipstream.train.checkpoint.tensor_file import write_tensors
-from slipstream.train.durable import HeldLock, fsync_path, is_dead, write_file_durably
 
 _logger = logging.getLogger("slipstream.checkpoint")
 _FINAL = re.compile(r"step-\d{8,19}(-r\d{1,6})?")

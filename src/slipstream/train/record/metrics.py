@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from slipstream.durable import write_text_atomic
 from slipstream.errors import RunFolderError
 from slipstream.report.records import KINDS, Record, format_line, parse_line, read_metrics
-from slipstream.train.durable import write_text_atomic
 
 __all__ = ["KINDS", "MetricsWriter", "Record", "read_metrics", "truncate_after"]
 

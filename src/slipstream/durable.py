@@ -1,6 +1,6 @@
 """Files that survive a kill, a full disk and a second job: atomic writes, fsync, held locks.
 
-The policy, the same everywhere in a run folder:
+The policy, the same for everything that is written:
 
 1. New bytes go under a temporary name in the same folder, never under the final one.
 2. The file is flushed to the device (`fsync`), then renamed, then the folder is flushed.
@@ -47,13 +47,29 @@ def write_text_atomic(path: Path, text: str) -> None:
     An existing file is replaced. Raises OSError, after which `path` is as it was and the
     temporary file is gone.
     """
+    write_bytes_atomic(path, text.encode(), overwrite=True)
+
+
+def write_bytes_atomic(path: Path, data: bytes, *, overwrite: bool) -> None:
+    """Write `data` to `path` as a whole, over an existing file only where that is wanted.
+
+    Raises FileExistsError where `path` exists and shall stay, and OSError; `path` is then as it was
+    and the temporary file is gone.
+    """
     temporary = temporary_sibling(path)
     try:
-        write_file_durably(temporary, text.encode())
-        os.replace(temporary, path)
-    except BaseException:
+        write_file_durably(temporary, data)
+        publish(temporary, path, overwrite=overwrite)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
+
+
+def publish(temporary: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a complete `temporary` its final name, in place of another file if that is wanted."""
+    if not overwrite:
+        publish_new_file(temporary, path)
+        return
+    os.replace(temporary, path)
     fsync_path(path.parent)
 
 
