@@ -53,6 +53,7 @@ class Trainee:
         build: Callable[[], nn.Module] = mlp,
         optimizer: MakeOptimizer = sgd,
         buckets: tuple[int, int] = (2, 1),
+        separable: bool = False,
         **options: Any,
     ) -> None:
         self.model = build()
@@ -60,7 +61,7 @@ class Trainee:
         self.sync = GradientSync(self.model, plan=plan, group=rank.group, **options)
         self.optimizer = optimizer(self.model)
         if pipelined:
-            self.optimizer = self.sync.deferred(self.optimizer)
+            self.optimizer = self.sync.deferred(self.optimizer, separable=separable)
         self.rank = rank.rank
 
     def backward(self, step: int) -> None:

@@ -96,6 +96,8 @@ def test_what_cannot_be_deferred_is_refused() -> None:
     sync = GradientSync(model, plan=pipelined_plan(model))
     with pytest.raises(SlipstreamError, match="LBFGS"):
         sync.deferred(torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(SlipstreamError, match="LBFGS"):
+        sync.deferred(torch.optim.LBFGS(model.parameters()), separable=True)
     plain = sgd(model)
     optimizer = sync.deferred(plain)
     with pytest.raises(SlipstreamError, match="deferred already"):

@@ -9,8 +9,11 @@ import pytest
 import torch
 from torch import nn, optim
 
-from pipelined import Trainee, assert_same, sgd
+from pipelined import Trainee, assert_same, pipelined_plan, sgd
 from ranks import Rank, run_ranks
+from slipstream.errors import SlipstreamError
+from slipstream.sync import GradientSync
+from slipstream.sync.deferred import SEPARABLE
 from slipstream.sync.parts import Parts
 from small_models import batch, loss_of, mlp, reseeded, weights
 
@@ -40,6 +43,17 @@ def in_groups(model: nn.Module) -> optim.Optimizer:
     return optim.AdamW(groups, foreach=False)
 
 
+class Together(optim.SGD):
+    """One number for all parameters, as Prodigy has: the sum of all gradients' norms."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        norm = torch.stack([p.grad.norm() for p in params if p.grad is not None]).sum()
+        for p in params:
+            p.sub_(p.grad / norm)
+
+
 OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "SGD": lambda m: optim.SGD(m.parameters(), lr=0.1),
     "SGD foreach": lambda m: optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=True),
@@ -50,6 +64,9 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
     "RMSprop": lambda m: optim.RMSprop(m.parameters(), lr=0.01, centered=True),
     "Adagrad": lambda m: optim.Adagrad(m.parameters(), lr=0.01),
     "Adadelta": lambda m: optim.Adadelta(m.parameters()),
+    "Adamax": lambda m: optim.Adamax(m.parameters()),
+    "ASGD": lambda m: optim.ASGD(m.parameters(), lr=0.1, t0=1.0),
+    "Rprop": lambda m: optim.Rprop(m.parameters()),
     "NAdam": lambda m: optim.NAdam(m.parameters()),
     "RAdam": lambda m: optim.RAdam(m.parameters()),
     "Adafactor": lambda m: optim.Adafactor(m.parameters()),
@@ -78,7 +95,58 @@ def test_every_optimizer_steps_in_parts(name: str) -> None:
             for group in trainee.optimizer.param_groups:
                 group["lr"] = group["lr"] * 0.5
 
-    check(run, optimizer=OPTIMIZERS[name])
+    check(run, optimizer=OPTIMIZERS[name], separable=name == "a counter in the group")
+
+
+def test_muon_steps_in_parts() -> None:
+    class Matrices(nn.Module):
+        """Muon takes matrices and nothing else."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3))).double()
+            reseeded(self, 0)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layers(x)
+            return out
+
+    def run(trainee: Trainee) -> None:
+        trainee.train(*range(4))
+
+    # it orthogonalises in bfloat16, where a last bit of the average may become a visible one
+    check(run, 1e-3, build=Matrices, optimizer=lambda m: optim.Muon(m.parameters(), lr=0.01))
+
+
+def test_what_is_not_known_to_be_separable_is_refused_unless_it_is_stated() -> None:
+    model = mlp()
+    sync = GradientSync(model, plan=pipelined_plan(model))
+    for optimizer in (Counting(model.parameters()), Together(model.parameters(), lr=0.1)):
+        name = type(optimizer).__name__
+        with pytest.raises(SlipstreamError, match=f"{name} is not known .* separable=True"):
+            sync.deferred(optimizer)
+    sync.deferred(Counting(model.parameters()), separable=True)
+    sync.close()
+
+
+def test_every_optimizer_of_torch_is_decided_about() -> None:
+    """One that torch adds is refused until somebody has looked at it."""
+    found = {
+        kind
+        for kind in vars(optim).values()
+        if isinstance(kind, type) and issubclass(kind, optim.Optimizer)
+    }
+    assert found - SEPARABLE == {optim.Optimizer, optim.LBFGS}
+
+
+def test_sharing_a_number_between_parameters_would_have_been_wrong() -> None:
+    """Why a subclass is not taken for what it derives from."""
+
+    def run(trainee: Trainee) -> None:
+        trainee.train(0, 1)
+
+    with pytest.raises(AssertionError, match="not close"):
+        check(run, optimizer=lambda m: Together(m.parameters(), lr=0.1), separable=True)
 
 
 def test_a_schedule_made_on_the_users_optimizer_and_rates_that_are_tensors() -> None:

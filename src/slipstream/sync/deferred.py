@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+from torch import optim
 from torch.amp import GradScaler
 from torch.optim import LBFGS, Optimizer
 
@@ -171,14 +172,50 @@ class DeferredOptimizer(Optimizer):
         )
 
 
-def refuse_inseparable(optimizer: Optimizer) -> None:
-    """Raises SlipstreamError for an optimizer that cannot step on one parameter at a time."""
+SEPARABLE = frozenset(
+    {
+        optim.ASGD,
+        optim.Adadelta,
+        optim.Adafactor,
+        optim.Adagrad,
+        optim.Adam,
+        optim.AdamW,
+        optim.Adamax,
+        optim.Muon,
+        optim.NAdam,
+        optim.RAdam,
+        optim.RMSprop,
+        optim.Rprop,
+        optim.SGD,
+        optim.SparseAdam,
+    }
+)
+"""Optimizers that update a parameter from its own gradient and state and the group's values alone.
+
+The classes themselves: a subclass may do anything in its step.
+"""
+
+
+def refuse_inseparable(optimizer: Optimizer, *, stated: bool) -> None:
+    """Raises SlipstreamError for an optimizer that cannot step on one parameter at a time.
+
+    stated: its user says that it can; what is not known to be separable is refused without that.
+    """
     if isinstance(optimizer, DeferredOptimizer):
         raise SlipstreamError("This optimizer is deferred already.")
     if isinstance(optimizer, LBFGS):
         raise SlipstreamError(
             "LBFGS mixes all parameters in one step and calls a closure, so its update cannot be "
             "deferred; use it without sync.deferred()."
+        )
+    if not stated and type(optimizer) not in SEPARABLE:
+        raise SlipstreamError(
+            f"{type(optimizer).__name__} is not known to be separable by parameter. A deferred"
+            " update steps on a few parameters at a time, and an optimizer whose parameters share a"
+            " number (the step size of Prodigy or D-Adaptation, a norm over the model) would silently"
+            " compute another one; use it without sync.deferred() and with a plan that does not"
+            " gather. If each parameter's update depends on its own gradient and state and its"
+            " group's values alone, say so: sync.deferred(optimizer, separable=True)."
         )
 
 

@@ -231,14 +231,18 @@ class GradientSync:
 
         self._handles.append(optimizer.register_step_pre_hook(before_step))
 
-    def deferred(self, optimizer: torch.optim.Optimizer) -> DeferredOptimizer:
+    def deferred(
+        self, optimizer: torch.optim.Optimizer, *, separable: bool = False
+    ) -> DeferredOptimizer:
         """An optimizer to use in the place of `optimizer`, which updates in the next forward.
 
             optimizer = sync.deferred(optimizer)
 
         Needed by plans that gather in the forward (planner "pipelined"), before their first
         backward; with other plans it waits and steps as after `attach`. Groups and state stay
-        those of `optimizer`, which must be separable by parameter: SGD, Adam and their kin.
+        those of `optimizer`, which must be separable by parameter: what it does to one depends on
+        that one's gradient and state and its group's values alone. torch's own are, but for LBFGS;
+        separable=True states it of any other class, which is refused without.
 
         With a plan that gathers, `p.grad` is None from a parameter's turn in backward until its
         update in the next forward; from then on it is the average, until the next gradient.
@@ -249,9 +253,10 @@ class GradientSync:
         moving average of weights, copy.deepcopy) calls `flush` before. Inside torch.compile all
         is updated when the forward starts, at a break of the graph: fullgraph=True is refused.
 
-        Raises SlipstreamError for LBFGS and for a second optimizer. Call it on every rank alike.
+        Raises SlipstreamError for an optimizer that is not, or not known to be, separable and for a
+        second one. Call it on every rank alike.
         """
-        refuse_inseparable(optimizer)
+        refuse_inseparable(optimizer, stated=separable)
         model = self._model()
         if self._updates is not None or model is None:
             raise SlipstreamError("A GradientSync defers the updates of one optimizer, once.")
