@@ -52,11 +52,16 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 def assert_matches(mine: Gradients, reference: Gradients, rtol: float = 1e-12) -> None:
-    """Same names, None in the same places, values within `rtol`."""
+    """Same names, None in the same places, values within `rtol` of a tensor's largest.
+
+    Not of each value: a sum that nearly cancels has the rounding errors of what went into it, and
+    convolutions sum in another order on every kind of processor and in every memory layout.
+    """
     assert mine.keys() == reference.keys()
     for name, expected in reference.items():
         value: Any = mine[name]
         if expected is None or value is None:
             assert expected is None and value is None, name
         else:
-            torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol * 1e-3)
+            largest = float(expected.abs().max()) if expected.numel() else 0.0
+            torch.testing.assert_close(value, expected, rtol=rtol, atol=rtol * largest)
