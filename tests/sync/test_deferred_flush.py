@@ -150,6 +150,7 @@ def test_an_engine_is_collected_with_its_model() -> None:
     assert [reference() for reference in gone] == [None, None]
 
 
+@pytest.mark.usefixtures("brief_reports")
 @pytest.mark.parametrize("when", ["before the step", "before the forward"])
 def test_a_rank_that_is_lost_is_named_by_whoever_waits_for_it(when: str) -> None:
     def body(rank: Rank) -> None:

@@ -138,6 +138,7 @@ def test_an_error_of_one_rank_is_what_the_others_report() -> None:
     assert "create_graph" in str(zero)
 
 
+@pytest.mark.usefixtures("brief_reports")
 def test_after_a_failure_every_later_use_raises_it_at_once() -> None:
     def train(rank: Rank) -> list[str]:
         model = mlp()

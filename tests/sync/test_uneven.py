@@ -66,6 +66,7 @@ def test_ranks_with_unequal_numbers_of_batches_end_together(
         assert steps == expected_steps
 
 
+@pytest.mark.usefixtures("brief_reports")
 def test_one_batch_more_without_a_mode_is_an_error_within_the_limit() -> None:
     def train(rank: Rank) -> None:
         model = mlp()

@@ -17,7 +17,7 @@ from torch import nn
 from slipstream.plan import Bucket
 from slipstream.sync.tickets import Finished
 
-_SMALL_BYTES = 2**14
+SMALL_BYTES = 2**14
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
 Strides = tuple[int, ...]
 
@@ -72,7 +72,7 @@ class Slot:
         self.copy_back = False
         self.divided = False
         self.had_gradient = False
-        self.is_small = param.nbytes <= _SMALL_BYTES
+        self.is_small = param.nbytes <= SMALL_BYTES
         self.saved: torch.Tensor | None = None
         self.told_sparse = False
 

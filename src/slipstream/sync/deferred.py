@@ -212,10 +212,10 @@ def refuse_inseparable(optimizer: Optimizer, *, stated: bool) -> None:
         raise SlipstreamError(
             f"{type(optimizer).__name__} is not known to be separable by parameter. A deferred"
             " update steps on a few parameters at a time, and an optimizer whose parameters share a"
-            " number (the step size of Prodigy or D-Adaptation, a norm over the model) would silently"
-            " compute another one; use it without sync.deferred() and with a plan that does not"
-            " gather. If each parameter's update depends on its own gradient and state and its"
-            " group's values alone, say so: sync.deferred(optimizer, separable=True)."
+            " number (the step size of Prodigy or D-Adaptation, a norm over the model) would"
+            " silently compute another one; use it without sync.deferred() and with a plan that"
+            " does not gather. If each parameter's update depends on its own gradient and state and"
+            " its group's values alone, say so: sync.deferred(optimizer, separable=True)."
         )
 
 

@@ -1,31 +1,25 @@
-"""The layout of gradients whose averaging is split in two halves.
+"""Gradients that are averaged in two halves: one's places in both, and the buckets of both.
 
-The buckets of the backward and those of the forward hold different parameters, so no bucket as a
-whole can belong to a rank. Each parameter does: it is cut in one piece a rank, of equal size, the
-last ones filled up with zeros. A bucket is a matrix, a row a rank, a column of pieces a parameter:
+    reduce bucket                               gather bucket
+    rank 0 | part 0 of A | part 0 of B | flags  rank 0 | part 0 of B | part 0 of C
+    rank 1 | part 1 of A | part 1 of B | flags  rank 1 | part 1 of B | part 1 of C
 
-    reduce bucket                             gather bucket
-    rank 0 | piece 0 of a | of b | flags |    rank 0 | piece 0 of b | of c |
-    rank 1 | piece 1 of a | of b | flags |    rank 1 | piece 1 of b | of c |
-
-Of a reduce bucket rank r ends with row r: its piece of every parameter's average, and a flag a
-parameter, as in `buffers`: a rank sends its flags in every row, so that each one receives their
-sums without a message of their own. To a gather bucket rank r gives its pieces of those parameters,
-and ends with the whole matrix.
-
-Both kinds lie in the same memory: nothing is gathered before everything is reduced.
+A bucket is a matrix, a row a rank, a column a section (A, B, C; see `sections`). Of a reduce bucket
+rank r ends with row r: its part of every section's averages, and a flag a parameter, as in
+`buffers`: a rank sends its flags in every row, so that each one receives their sums without a
+message of their own. To a gather bucket rank r gives its parts of those sections, and ends with the
+whole matrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
 
-from slipstream.plan import Bucket, Plan
-from slipstream.sync.buffers import SIXTEEN_BIT, Strides, in_layout, real_dtype, view_of
+from slipstream.plan import Bucket
+from slipstream.sync.buffers import SIXTEEN_BIT, SMALL_BYTES, Strides, in_layout, view_of
 from slipstream.sync.incoming import Divisors
 from slipstream.sync.tickets import Finished
 
@@ -36,10 +30,11 @@ Region = tuple[tuple[int, ...], tuple[int, ...], int]
 class Piece:
     """One parameter's places in both halves, and what happened to it in the current round.
 
-    stride: the agreed strides; width: its real elements; size: those of the piece of one rank;
-    mine: [size], this rank's piece of the average; reduce, index: the bucket of the backward that
-    it is in, and which of its flags is this one's.
-    average: flat memory for the whole of it, `view` in the form of the parameter.
+    stride: the agreed strides; width: its real elements; reduce, index: the bucket of the backward
+    that it is in, and which of its flags is this one's. view: its average, in its own form.
+    target: its place in the reduce bucket in its own form, where one rank's row holds all of it;
+    targets: the parts of it that rows hold, and their places there.
+    is_small: copying it takes no longer than finding out that it must be copied.
     contributed: its hook fired in this round; kept: `p.grad` was accumulated without synchronising
     and waits for the next round; spent: the average with which the optimizer has been stepped,
     which the next gradient replaces. told_sparse: the user knows that it is sparse.
@@ -50,18 +45,22 @@ class Piece:
         self.param = param
         self.index = 0
         self.stride = stride
-        self.width = _width(param)
-        self.size = 0
+        self.width = param.numel() * (2 if param.is_complex() else 1)
+        self.is_small = param.nbytes <= SMALL_BYTES
         self.reduce: ReduceBucket
-        self.mine: torch.Tensor
-        self.average: torch.Tensor
         self.view: torch.Tensor
+        self.target: torch.Tensor | None = None
         self.targets: list[tuple[Region, torch.Tensor]] = []
-        self.padding: list[torch.Tensor] = []
         self.contributed = False
         self.kept = False
         self.spent: torch.Tensor | None = None
         self.told_sparse = False
+
+    def place(self, matrix: torch.Tensor, offset: int) -> None:
+        """Notes where it lies in its section's columns of the reduce bucket, [ranks, size]."""
+        self.targets = list(_rows_of(matrix, offset, self.width))
+        if len(self.targets) == 1 and self.targets[0][1].dim() == 1 and not self.param.is_complex():
+            self.target = view_of(self.targets[0][1], self.param, self.stride)
 
     def put(self, gradient: torch.Tensor, divisors: Divisors | None) -> None:
         """Copies the gradient into the reduce bucket, divided if asked."""
@@ -70,8 +69,6 @@ class Piece:
                 target.copy_(source)
             else:
                 divisors.divide(source, out=target)
-        for rest in self.padding:
-            rest.zero_()
 
     def add(self, gradient: torch.Tensor, divisors: Divisors | None) -> None:
         """Adds one more gradient to what is in the reduce bucket."""
@@ -87,8 +84,6 @@ class Piece:
         """What travels for a parameter that this rank has no gradient for."""
         for _, target in self.targets:
             target.zero_()
-        for rest in self.padding:
-            rest.zero_()
 
     def lend(self) -> None:
         """Makes `param.grad` the average, as a copy where the parameter has a layout of its own."""
@@ -110,6 +105,9 @@ class Piece:
 
     def _paired(self, gradient: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The parts of the gradient, in the agreed layout, with their places in the bucket."""
+        if self.target is not None:
+            yield gradient, self.target
+            return
         if gradient.is_complex():
             flat = torch.view_as_real(gradient.resolve_conj().contiguous())
         else:
@@ -122,7 +120,8 @@ class ReduceBucket:
     """A bucket of the backward. flat: the matrix, [world * row]; row: this rank's, reduced.
 
     averages, flags: the two parts of the row; local_flags: what this rank sends as its flags.
-    divides_first: gradients are divided by the number of ranks before they travel.
+    divides_first: gradients are divided by the number of ranks before they travel. padding: what
+    belongs to no gradient. pending: gradients of this round that are still to be copied in.
     """
 
     def __init__(
@@ -137,7 +136,9 @@ class ReduceBucket:
         self._sent_flags = flat.view(world_size, self.row.numel())[:, self.averages.numel() :]
         # 16-bit gradients would lose small values: the halves divide their wide sums instead
         self.divides_first = flat.dtype not in SIXTEEN_BIT
+        self.padding: list[torch.Tensor] = []
         self.missing = 0
+        self.pending: list[tuple[Piece, torch.Tensor]] = []
         self.ready_seconds = 0.0
         self.ticket: Finished | None = None
         self._used: list[bool] | None = None
@@ -145,15 +146,18 @@ class ReduceBucket:
     def begin(self) -> None:
         """Starts a round: nothing contributed, nothing sent."""
         self.missing = len(self.slots)
+        self.pending.clear()
         self.ticket = None
         self.local_flags.fill_(1.0)
         self._used = None
         for piece in self.slots:
             piece.contributed = False
 
-    def put_flags(self) -> None:
-        """Makes the bucket fit to travel, once every piece is in it."""
+    def complete(self) -> None:
+        """Makes the bucket fit to travel, once every gradient is in it."""
         self._sent_flags.copy_(self.local_flags)
+        for rest in self.padding:
+            rest.zero_()
 
     def used(self, piece: Piece) -> bool:
         """Whether some rank contributed to this one, once the bucket is back.
@@ -167,157 +171,64 @@ class ReduceBucket:
         return self._used[piece.index]
 
 
-class GatherBucket:
-    """A bucket of the forward. flat: the matrix; copies: from it into the averages, by piece."""
+class Section:
+    """Parameters that travel together in both halves, one behind the other, cut in a part a rank.
 
-    def __init__(self, bytes_: int, flat: torch.Tensor) -> None:
-        self.bytes = bytes_
+    size: elements of a part; averages: [ranks * size], in which the parameters' averages lie;
+    mine: [size], this rank's part of them in the reduced row.
+    """
+
+    def __init__(self, averages: torch.Tensor, mine: torch.Tensor) -> None:
+        self.size = mine.numel()
+        self.averages = averages
+        self.mine = mine
+
+
+class GatherBucket:
+    """A bucket of the forward. flat: the matrix; pieces: of the parameters that come with it."""
+
+    def __init__(self, bucket: Bucket, flat: torch.Tensor, sections: Sequence[Section]) -> None:
+        self.bytes = bucket.bytes
         self.flat = flat
         self.pieces: list[Piece] = []
-        self.copies: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        self.sections = sections
         self.ready_seconds = 0.0
         self.ticket: Finished | None = None
 
+    def row(self) -> torch.Tensor:
+        """What this rank gives (1-D, a copy), once its parts have been reduced."""
+        return torch.cat([section.mine for section in self.sections])
+
     def unpack(self) -> None:
         """Writes the averages into the memory from which `p.grad` is lent."""
-        for copies in self.copies:
-            for target, source in copies:
-                target.copy_(source)
+        sizes = [section.size for section in self.sections]
+        world_size = self.flat.numel() // max(1, sum(sizes))
+        columns = self.flat.view(world_size, sum(sizes)).split(sizes, dim=1)
+        for section, column in zip(self.sections, columns, strict=True):
+            section.averages.view(column.shape).copy_(column)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The buckets of both halves and the pieces in them, by name."""
+def _rows_of(
+    matrix: torch.Tensor, offset: int, width: int
+) -> Iterator[tuple[Region, torch.Tensor]]:
+    """The parts of `width` elements from `offset` on in a matrix, and their places there.
 
-    reduce: list[ReduceBucket]
-    gather: list[GatherBucket]
-    pieces: dict[str, Piece]
-
-    def release(self) -> None:
-        """Lets go of all memory; gradients that are views keep theirs."""
-        for bucket in self.reduce:
-            bucket.slots.clear()  # pieces and buckets hold each other
-        self.reduce.clear()
-        self.gather.clear()
-        self.pieces.clear()
-
-
-def lay_out(
-    plan: Plan, params: Mapping[str, nn.Parameter], strides: Mapping[str, Strides], world_size: int
-) -> Layout:
-    """The memory for a plan that gathers.
-
-    Twice the gradients (the matrices, and what `p.grad` shows) plus one row of every bucket.
+    At most three: the end of a row, whole rows, the beginning of one.
     """
-    assert plan.gather is not None
-    names = [name for bucket in plan.reduce for name in bucket.gradients]
-    pieces = {name: Piece(name, params[name], strides[name]) for name in names}
-    for piece in pieces.values():
-        piece.size = -(-piece.width // world_size)
-    memory: dict[torch.dtype, torch.Tensor] = {}
-    reduce = []
-    for bucket, flat in _matrices(plan.reduce, pieces, world_size, memory, with_flags=True):
-        slots = [pieces[name] for name in bucket.gradients]
-        made = ReduceBucket(bucket, flat, world_size, slots)
-        for index, (piece, region, start) in enumerate(_columns(slots, flat, world_size)):
-            _place(piece, region)
-            piece.mine = made.row[start : start + piece.size]
-            piece.reduce, piece.index = made, index
-        reduce.append(made)
-    _make_averages(list(pieces.values()))
-    gather = []
-    for bucket, flat in _matrices(plan.gather, pieces, world_size, memory, with_flags=False):
-        gathers = GatherBucket(bucket.bytes, flat)
-        gathers.pieces = [pieces[name] for name in bucket.gradients]
-        for piece, region, _ in _columns(gathers.pieces, flat, world_size):
-            parts = _parts(piece, region)
-            gathers.copies.append([(_at(piece.average, where), part) for where, part in parts])
-        gather.append(gathers)
-    return Layout(reduce, gather, pieces)
-
-
-def _matrices(
-    buckets: Sequence[Bucket],
-    pieces: Mapping[str, Piece],
-    world_size: int,
-    memory: dict[torch.dtype, torch.Tensor],
-    *,
-    with_flags: bool,
-) -> Iterator[tuple[Bucket, torch.Tensor]]:
-    """Each bucket with its memory, out of one tensor a dtype, which is made where it lacks."""
-    flag = int(with_flags)
-    lengths = [world_size * sum(pieces[n].size + flag for n in b.gradients) for b in buckets]
-    params = [pieces[bucket.gradients[0]].param for bucket in buckets]
-    dtypes = [real_dtype(param.dtype) for param in params]
-    used = dict.fromkeys(dtypes, 0)
-    for dtype, param in zip(dtypes, params, strict=True):
-        if dtype not in memory:
-            total = sum(n for n, other in zip(lengths, dtypes, strict=True) if other is dtype)
-            memory[dtype] = torch.zeros(total, dtype=dtype, device=param.device)
-    for bucket, length, dtype in zip(buckets, lengths, dtypes, strict=True):
-        start = used[dtype]
-        used[dtype] += length
-        yield bucket, memory[dtype][start : start + length]
-
-
-def _columns(
-    pieces: Sequence[Piece], flat: torch.Tensor, world_size: int
-) -> Iterator[tuple[Piece, torch.Tensor, int]]:
-    """Each piece of a bucket, its columns ([world, size]) and the first of them."""
-    matrix, start = flat.view(world_size, flat.numel() // world_size), 0
-    for piece in pieces:
-        yield piece, matrix[:, start : start + piece.size], start
-        start += piece.size
-
-
-def _place(piece: Piece, region: torch.Tensor) -> None:
-    """Where in the reduce bucket the gradient goes, and what of its columns is padding."""
-    piece.targets = _parts(piece, region)
-    if piece.size == 0:
-        return
-    full, rest = divmod(piece.width, piece.size)
-    spare = [region[full, rest:], region[full + 1 :]] if full < len(region) else []
-    piece.padding = [part for part in spare if part.numel()]
-
-
-def _parts(piece: Piece, region: torch.Tensor) -> list[tuple[Region, torch.Tensor]]:
-    """The whole rows and the begun one of a parameter's columns, with their places in it."""
-    if piece.size == 0:
-        return []
-    full, rest = divmod(piece.width, piece.size)
-    parts: list[tuple[Region, torch.Tensor]] = []
-    if full:
-        parts.append((((full, piece.size), (piece.size, 1), 0), region[:full]))
-    if rest:
-        parts.append((((rest,), (1,), full * piece.size), region[full, :rest]))
-    return parts
-
-
-def _make_averages(pieces: Sequence[Piece]) -> None:
-    """One tensor a dtype, from which every `p.grad` is lent."""
-    totals: dict[torch.dtype, int] = {}
-    for piece in pieces:
-        dtype = real_dtype(piece.param.dtype)
-        totals[dtype] = totals.get(dtype, 0) + piece.width
-    memory = {
-        dtype: torch.zeros(total, dtype=dtype, device=pieces[0].param.device)
-        for dtype, total in totals.items()
-    }
-    starts = dict.fromkeys(totals, 0)
-    for piece in pieces:
-        dtype = real_dtype(piece.param.dtype)
-        start = starts[dtype]
-        starts[dtype] += piece.width
-        piece.average = memory[dtype][start : start + piece.width]
-        piece.view = view_of(piece.average, piece.param, piece.stride)
-        piece.stride = piece.view.stride()
+    size, done = matrix.shape[1], 0
+    while done < width:
+        row, column = divmod(offset + done, size)
+        rows = (width - done) // size if column == 0 else 0
+        if rows > 1:
+            yield ((rows, size), (size, 1), done), matrix[row : row + rows]
+            done += rows * size
+        else:
+            length = min(size - column, width - done)
+            yield ((length,), (1,), done), matrix[row, column : column + length]
+            done += length
 
 
 def _at(flat: torch.Tensor, where: Region) -> torch.Tensor:
     """The part of a gapless tensor, taken as flat."""
     size, stride, offset = where
     return flat.as_strided(size, stride, flat.storage_offset() + offset)
-
-
-def _width(param: nn.Parameter) -> int:
-    return param.numel() * (2 if param.is_complex() else 1)

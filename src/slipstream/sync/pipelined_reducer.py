@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -21,7 +22,8 @@ from slipstream.sync.buffers import nan_unless_finite
 from slipstream.sync.incoming import Divisors, unusable, warn_sparse
 from slipstream.sync.means import Means
 from slipstream.sync.norms import Norms
-from slipstream.sync.pieces import GatherBucket, Piece, ReduceBucket, lay_out
+from slipstream.sync.pieces import GatherBucket, Piece, ReduceBucket
+from slipstream.sync.sections import lay_out
 from slipstream.sync.tickets import Finished
 
 
@@ -92,12 +94,20 @@ class PipelinedReducer:
         bucket = piece.reduce
         if piece.contributed and bucket.ticket is not None:
             raise _came_twice(name)
+        grad = piece.param.grad
         if piece.contributed:
-            self._absorb(piece)
+            self._take_pending(bucket)
+            self._absorb(piece, grad)
             return
-        self._absorb(piece)
+        if piece.is_small and grad is not None and bucket.missing > 1:
+            bucket.pending.append((piece, grad))  # as in `Reducer`
+            piece.param.grad = None
+            piece.contributed = True
+        else:
+            self._absorb(piece, grad)
         bucket.missing -= 1
         if bucket.missing == 0:
+            self._take_pending(bucket)
             bucket.ready_seconds = time.perf_counter()
             if not self.hold:
                 self._send_ready()
@@ -107,6 +117,7 @@ class PipelinedReducer:
         """Closes the round: missing gradients count as zero, and every bucket goes out."""
         for bucket in self.buffers:
             if bucket.missing:
+                self._take_pending(bucket)
                 for piece in bucket.slots:
                     if not piece.contributed:
                         self._fill(piece)
@@ -136,8 +147,7 @@ class PipelinedReducer:
         for bucket in self.gathers:
 
             def travel(bucket: GatherBucket = bucket) -> None:
-                row = torch.cat([piece.mine for piece in bucket.pieces])
-                halves.all_gather(row, bucket.flat)
+                halves.all_gather(bucket.row(), bucket.flat)
 
             bucket.ready_seconds = time.perf_counter()
             bucket.ticket = self._means.channel.submit(travel)
@@ -195,47 +205,44 @@ class PipelinedReducer:
         finally:
             self.waited_seconds += time.perf_counter() - started
 
-    def _absorb(self, piece: Piece) -> None:
+    def _take_pending(self, bucket: ReduceBucket) -> None:
+        """Small gradients that had to wait for the last of their bucket."""
+        for piece, grad in bucket.pending:
+            self._move(piece, grad, piece.put)
+        bucket.pending.clear()
+
+    def _absorb(self, piece: Piece, grad: torch.Tensor | None) -> None:
         """Moves the gradient into its bucket."""
         # Runs in a hook, where autograd is off and caches are cold.
-        grad = piece.param.grad
-        if grad is None:
-            if not piece.contributed:
-                piece.put_nothing()
-        else:
-            grad = self._usable(piece, grad)
-            if self._means.check_finite and grad.numel():
-                flag = piece.reduce.local_flags[piece.index]
-                flag.add_(nan_unless_finite(grad, self._world_size).to(flag.dtype))
-            divisors = self._divisors if piece.reduce.divides_first else None
-            if piece.contributed:
-                piece.add(grad, divisors)
-            else:
-                piece.put(grad, divisors)
+        if grad is not None:
+            self._move(piece, grad, piece.add if piece.contributed else piece.put)
             piece.param.grad = None
+        elif not piece.contributed:
+            piece.put_nothing()
         piece.contributed = True
 
-    def _usable(self, piece: Piece, grad: torch.Tensor) -> torch.Tensor:
-        if grad.requires_grad or grad.dtype is not piece.view.dtype:
-            raise unusable(piece, grad)
-        if grad.layout is torch.strided:
-            return grad
-        warn_sparse(piece)
-        return grad.to_dense()
+    def _move(
+        self, piece: Piece, grad: torch.Tensor, how: Callable[[torch.Tensor, Divisors | None], None]
+    ) -> None:
+        grad = _usable(piece, grad)
+        if self._means.check_finite and grad.numel():
+            flag = piece.reduce.local_flags[piece.index]
+            flag.add_(nan_unless_finite(grad, self._world_size).to(flag.dtype))
+        how(grad, self._divisors if piece.reduce.divides_first else None)
 
     def _fill(self, piece: Piece) -> None:
         """What travels for a gradient whose hook did not fire in this round."""
         piece.drop_spent()
         grad = piece.param.grad
         if piece.kept and grad is not None:
-            self._absorb(piece)
+            self._absorb(piece, grad)
             return
         piece.reduce.local_flags[piece.index] = 0.0
         if grad is None:
             piece.put_nothing()
         else:
             divisors = self._divisors if piece.reduce.divides_first else None
-            piece.put(self._usable(piece, grad), divisors)
+            piece.put(_usable(piece, grad), divisors)
 
     def _send_ready(self) -> None:
         while self._next < len(self.buffers) and self.buffers[self._next].missing == 0:
@@ -243,10 +250,19 @@ class PipelinedReducer:
             self._next += 1
 
     def _send(self, bucket: ReduceBucket) -> None:
-        bucket.put_flags()
+        bucket.complete()
         scatter, flat, row = self._means.halves.reduce_scatter, bucket.flat, bucket.row
         divisor = 1 if bucket.divides_first else self._world_size
         bucket.ticket = self._means.channel.submit(lambda: scatter(flat, row, divisor))
+
+
+def _usable(piece: Piece, grad: torch.Tensor) -> torch.Tensor:
+    if grad.requires_grad or grad.dtype is not piece.view.dtype:
+        raise unusable(piece, grad)
+    if grad.layout is torch.strided:
+        return grad
+    warn_sparse(piece)
+    return grad.to_dense()
 
 
 def _came_twice(name: str) -> UnsupportedModel:

@@ -186,10 +186,22 @@ class Rounds:
         plan = self._keeper.due(means.params, means.peers, self._step)
         if plan is not None:
             kept = {name for name, slot in reducer.slots.items() if slot.kept}
+            self._refuse_half_averaged(kept - {g for b in plan.reduce for g in b.gradients})
             reducer.release()  # before the new buckets, or both exist at once
             self.reducer = self._build(plan)
             for name in kept & set(self.reducer.slots):
                 self.reducer.slots[name].kept = True
+
+    def _refuse_half_averaged(self, frozen: set[str]) -> None:
+        """What was accumulated for a parameter that is frozen now would never be averaged."""
+        for name in sorted(frozen):
+            grad = self._means.params[name].grad
+            if grad is not None and bool(grad.any()):  # cleared ones are no matter
+                raise SlipstreamError(
+                    f"Parameter {name!r} was frozen while gradient that was accumulated under "
+                    "no_sync() was still to be averaged, so ranks would step with their own. Freeze "
+                    "between two steps, or clear its gradient with zero_grad() before."
+                )
 
     def _drop_interrupted_round(self) -> None:
         """A backward ended in an error before this one: harmless only if nothing had gone out."""
