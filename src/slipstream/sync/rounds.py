@@ -199,8 +199,8 @@ class Rounds:
             if grad is not None and bool(grad.any()):  # cleared ones are no matter
                 raise SlipstreamError(
                     f"Parameter {name!r} was frozen while gradient that was accumulated under "
-                    "no_sync() was still to be averaged, so ranks would step with their own. Freeze "
-                    "between two steps, or clear its gradient with zero_grad() before."
+                    "no_sync() was still to be averaged, so ranks would step with their own. "
+                    "Freeze between two steps, or clear its gradient with zero_grad() before."
                 )
 
     def _drop_interrupted_round(self) -> None:
