@@ -154,6 +154,7 @@ def test_a_store_that_never_answers_holds_nobody_up(monkeypatch: pytest.MonkeyPa
     never.set()
 
 
+@pytest.mark.usefixtures("brief_reports")
 def test_a_rank_that_is_gone_is_an_error_within_the_limit() -> None:
     def gather(rank: Rank) -> None:
         if rank.rank == 1:

@@ -191,6 +191,7 @@ def test_a_single_rank_has_nothing_to_probe() -> None:
     assert isinstance(outcome, CostError) and "probe with two" in str(outcome)
 
 
+@pytest.mark.usefixtures("brief_reports")
 def test_a_rank_that_is_lost_is_named_within_the_limit() -> None:
     def body(rank: Rank) -> None:
         said: list[str] = []

@@ -71,16 +71,17 @@ class Request:
     requested: bool = False
 
 
-def job_of(rank: Rank) -> Job:
+def job_of(rank: Rank, *, timeout_seconds: float = 10.0) -> Job:
     """The job of a rank that is a thread, with a group of its own for gradients."""
-    gradients = gloo_group(PrefixStore("gradients", rank.store), rank.rank, rank.world_size, 10.0)
+    store = PrefixStore("gradients", rank.store)
+    gradients = gloo_group(store, rank.rank, rank.world_size, timeout_seconds)
     return Job(
         rank.rank,
         Cluster((rank.world_size,)),
         group=rank.group,
         gradient_group=gradients,
         store=rank.store,
-        timeout_seconds=10.0,
+        timeout_seconds=timeout_seconds,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,13 +84,23 @@ def test_two_runs_with_one_seed_give_the_same_bits(
     assert first[0]["weights_sha256"] != other[0]["weights_sha256"]
 
 
-@pytest.mark.parametrize("world_size", WORLD_SIZES)
+Whole = tuple[list[dict[str, Any]], Path]
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """An uninterrupted run at each world size: its summaries and its folder, to be read only."""
+    folder = tmp_path_factory.mktemp("uninterrupted") / "whole"
+    return run_all(tiny_recipe(), request.param, folder), folder
+
+
 @pytest.mark.parametrize("stop_step", [1, 2, 4, 6])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
-    world_size: int, stop_step: int, tmp_path: Path
+    whole: Whole, stop_step: int, tmp_path: Path
 ) -> None:
     recipe = tiny_recipe()
-    whole = run_all(recipe, world_size, tmp_path / "whole")
+    summaries, folder = whole
+    world_size = len(summaries)
     run = tmp_path / "run"
     with pytest.raises(TrainingStopped, match=f"--resume {run}"):
         run_all(recipe, world_size, run, watch=stop_in(stop_step, rank=world_size - 1))
@@ -97,10 +108,10 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     # Ranks agree in the background, so the end comes at most one step after the request.
     assert stop_step + 1 <= stopped.step <= stop_step + 2
     resumed = run_all(recipe, world_size, run, resume=run)
-    assert resumed[0]["weights_sha256"] == whole[0]["weights_sha256"]
-    assert resumed[0]["test_accuracy"] == whole[0]["test_accuracy"]
-    assert resumed[0]["train_loss"] == pytest.approx(whole[0]["train_loss"], rel=1e-12)
-    assert final_state(run) == final_state(tmp_path / "whole")
+    assert resumed[0]["weights_sha256"] == summaries[0]["weights_sha256"]
+    assert resumed[0]["test_accuracy"] == summaries[0]["test_accuracy"]
+    assert resumed[0]["train_loss"] == pytest.approx(summaries[0]["train_loss"], rel=1e-12)
+    assert final_state(run) == final_state(folder)
 
 
 def test_a_run_that_stops_and_resumes_twice_has_no_gap_and_no_overlap(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_rank_that_fails_is_named_on_the_others(tmp_path: Path) -> None:
         return batch
 
     def body(rank: object) -> object:
-        job = job_of(rank)  # type: ignore[arg-type]
+        job = job_of(rank, timeout_seconds=3.0)  # type: ignore[arg-type]
         with job.telling_peers("training"):
             return run_one(FOR_THREE, job, tmp_path, watch=fail_on_rank_1)
 
