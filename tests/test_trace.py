@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     path = tmp_path / "trace.json"
     TRACE.save(path)
 
-    def full(self: Path, target: Path) -> Path:
+    def full(source: Path, target: Path) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(TraceError, match="No space left"):
         TRACE.model_copy(update={"note": "new"}).save(path)
     assert Trace.load(path) == TRACE

@@ -231,10 +231,10 @@ def test_text_from_a_run_never_becomes_markup(
 
 def test_hostile_gradient_names_stay_text(tmp_path: Path) -> None:
     name = '<img src="http://x.invalid/">'
-    hostile = Plan(planner=name, reduce=(Bucket(gradients=(name, "b"), bytes=10**400),))
+    hostile = Plan(planner=name, reduce=(Bucket(gradients=(name, "b"), bytes=2**64),))
     shown = words(check_page(render(Run(name="run", plan=hostile))))
     assert shown.count(name) >= 2
-    assert "1 bucket, -" in shown
+    assert "1 bucket, 16777216 TiB" in shown
 
 
 def test_extreme_numbers_are_drawn_within_the_chart(tmp_path: Path) -> None:
