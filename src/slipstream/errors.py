@@ -8,7 +8,7 @@
     |- PlanError              a plan that does not fit the model or the cluster
     |- UnsupportedModel       a model that data parallelism over replicas cannot carry
     |- RanksDiffer            ranks disagree about the model, the plan or the settings
-    |- RankFailure            a rank did not come to a collective within the time limit
+    |- RankFailure            a rank died, froze, or did not come within the time limit
     |- NonFiniteGradients     a gradient became infinite or NaN and the policy is to stop
     |- TrainingStopped        training was asked to stop, has saved and can be resumed
     |- CheckpointError        a checkpoint that cannot be written, found, trusted or applied
@@ -54,7 +54,7 @@ class RanksDiffer(SlipstreamError):
 
 
 class RankFailure(SlipstreamError):
-    """A rank died, froze or did not come to a collective within the time limit."""
+    """A rank died, froze, or did not come to the job or a collective within the time limit."""
 
 
 class NonFiniteGradients(SlipstreamError):

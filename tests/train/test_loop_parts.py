@@ -99,7 +99,7 @@ def test_ranks_that_do_not_meet_end_in_time(monkeypatch: pytest.MonkeyPatch) -> 
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(LaunchError, match="Rank 1 could not meet"),
+        pytest.raises(LaunchError, match=r"rank 1 cannot reach rank 0 at 127.0.0.1:1 within 1 s"),
         join_job(Cluster((2,)), timeout_seconds=1),
     ):
         pass

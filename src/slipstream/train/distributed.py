@@ -11,11 +11,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from slipstream.cluster import Cluster
 from slipstream.comm.peers import Peers
 from slipstream.errors import LaunchError, SlipstreamError
+from slipstream.train.launch.arrival import meet_all
+from slipstream.train.launch.joined import find_meeting_point
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def join_job(cluster: Cluster, *, timeout_seconds: float) -> Iterator[Job]:
     """Joins the job that torchrun's variables describe; leaves it at the end.
 
     A single rank initialises nothing. Raises LaunchError when the variables contradict the cluster
-    or the ranks do not meet in time.
+    or the job's store cannot be reached, RankFailure that names the ranks that do not come in time.
     """
     rank = int(os.environ.get("RANK", "0"))
     announced = int(os.environ.get("WORLD_SIZE", "1"))
@@ -105,13 +107,20 @@ def join_job(cluster: Cluster, *, timeout_seconds: float) -> Iterator[Job]:
     if cluster.world_size == 1:
         yield Job(rank, cluster, timeout_seconds=timeout_seconds)
         return
+    store = meet_all(find_meeting_point(os.environ), timeout_seconds)
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_seconds))
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore("default_pg", store),
+            rank=rank,
+            world_size=cluster.world_size,
+            timeout=timedelta(seconds=timeout_seconds),
+        )
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
-            f"Rank {rank} could not meet the other {cluster.world_size - 1} ranks at "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within "
-            f"{timeout_seconds:g} s: {error}"
+            f"all {cluster.world_size} ranks came, but rank {rank} could not connect to each of "
+            f"them within {timeout_seconds:g} s (sync.timeout_seconds): check that every node "
+            f"reaches every other, and GLOO_SOCKET_IFNAME ({error})"
         ) from error
     group = dist.group.WORLD
     assert group is not None

@@ -4,7 +4,14 @@ import pytest
 
 from slipstream.cluster import Cluster
 from slipstream.errors import LaunchError
-from slipstream.train.launch.joined import find_job, first_host, shape, tasks_per_node
+from slipstream.train.launch.joined import (
+    MeetingPoint,
+    find_job,
+    find_meeting_point,
+    first_host,
+    shape,
+    tasks_per_node,
+)
 
 TORCHRUN = {
     "RANK": "5",
@@ -73,6 +80,33 @@ def test_srun_is_recognised_and_told_to_torch() -> None:
         "MASTER_ADDR": "gpu003",
         "MASTER_PORT": str(job.master_port),
     }
+
+
+def test_where_ranks_meet_is_what_the_starter_says() -> None:
+    point = find_meeting_point(TORCHRUN)
+    assert point == MeetingPoint(5, 8, "node0", 29501, starter_holds_store=True, attempt=2)
+    assert point.host == "the launcher at node0:29501"
+    job = find_job(TORCHRUN)
+    assert job is not None
+    assert job.meeting_point == point
+
+
+def test_without_torchrun_rank_0_is_the_host() -> None:
+    job = find_job(SRUN)
+    assert job is not None
+    point = find_meeting_point(job.variables)
+    assert point == job.meeting_point
+    assert point.host == f"rank 0 at gpu003:{job.master_port}"
+    assert not point.is_host
+    assert find_meeting_point({**job.variables, "RANK": "0"}).is_host
+    assert not find_meeting_point({**TORCHRUN, "RANK": "0"}).is_host
+
+
+def test_a_meeting_point_needs_an_address() -> None:
+    with pytest.raises(LaunchError, match="MASTER_PORT is not set"):
+        find_meeting_point(without(TORCHRUN, "MASTER_PORT"))
+    with pytest.raises(LaunchError, match="RANK=8 is not one of WORLD_SIZE=8 ranks"):
+        find_meeting_point(TORCHRUN | {"RANK": "8"})
 
 
 def test_two_steps_of_a_slurm_job_meet_on_two_ports() -> None:

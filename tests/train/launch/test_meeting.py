@@ -85,6 +85,22 @@ def test_nodes_tell_how_many_ranks_they_have() -> None:
     assert meet((2, 1), known=True)[1].ranks_per_node() == (2, 1)
 
 
+def test_a_job_goes_on_when_all_have_come() -> None:
+    meetings = meet()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda meeting: meeting.await_all(), meetings)) == [None] * 3
+    assert on_all(meetings, "from_rank_zero", {0: "runs/a"})[2].result() == "runs/a"
+
+
+def test_ranks_that_do_not_come_to_the_meeting_are_named() -> None:
+    meetings = meet((2, 2), known=False, seconds=0.2)
+    with ThreadPoolExecutor(2) as pool:
+        came = [pool.submit(meetings[rank].await_all) for rank in (0, 2)]
+    for one in came:
+        assert type(one.exception()) is RankFailure
+        assert str(one.exception()).startswith("ranks 1 and 3 did not come to the start of the job")
+
+
 def test_a_rank_that_does_not_come_is_named_in_time() -> None:
     meetings = meet((2,), seconds=0.2)
     with pytest.raises(RankFailure, match=r"rank 0 did not come .* within 0\.2 s"):
@@ -104,7 +120,7 @@ def test_a_rank_zero_that_is_not_there_is_named() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-        with pytest.raises(LaunchError, match=f"rank 1 cannot reach rank 0 at 127.0.0.1:{port}"):
+        with pytest.raises(LaunchError, match=f"rank 1 cannot reach rank 0 at 127.0.0.1:{port} "):
             Meeting(job(1, port=port), 0.5)
 
 

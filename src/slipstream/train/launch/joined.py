@@ -14,6 +14,32 @@ from slipstream.errors import LaunchError
 
 
 @dataclass(frozen=True)
+class MeetingPoint:
+    """Where the ranks of a job find each other: a store at an address, held by rank 0 or for all.
+
+    ``attempt`` counts the starter's restarts: a store may outlive the ranks that wrote into it.
+    """
+
+    rank: int
+    world_size: int
+    address: str
+    port: int
+    starter_holds_store: bool
+    attempt: int = 0
+
+    @property
+    def is_host(self) -> bool:
+        """Whether this rank is the one that others connect to."""
+        return self.rank == 0 and not self.starter_holds_store
+
+    @property
+    def host(self) -> str:
+        """Who holds the store, in words."""
+        holder = "the launcher" if self.starter_holds_store else "rank 0"
+        return f"{holder} at {self.address}:{self.port}"
+
+
+@dataclass(frozen=True)
 class JoinedJob:
     """A rank's place in a job of torchrun or srun.
 
@@ -35,6 +61,18 @@ class JoinedJob:
     starter_holds_store: bool
     attempt: int = 0
 
+    @property
+    def meeting_point(self) -> MeetingPoint:
+        """Where the ranks of this job find each other."""
+        return MeetingPoint(
+            self.rank,
+            self.world_size,
+            self.master_address,
+            self.master_port,
+            self.starter_holds_store,
+            self.attempt,
+        )
+
 
 def find_job(environ: Mapping[str, str]) -> JoinedJob | None:
     """The job around this process, or None where there is none and ranks are to be started here.
@@ -47,6 +85,22 @@ def find_job(environ: Mapping[str, str]) -> JoinedJob | None:
     if "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         return _srun(environ)
     return None
+
+
+def find_meeting_point(environ: Mapping[str, str]) -> MeetingPoint:
+    """Where the ranks of the job around this process meet, from the variables of ``env://``.
+
+    Raises LaunchError for variables that are missing or contradict each other.
+    """
+    rank, world_size = _rank(environ)
+    return MeetingPoint(
+        rank,
+        world_size,
+        _text(environ, "MASTER_ADDR"),
+        _number(environ, "MASTER_PORT"),
+        environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        _number(environ, "TORCHELASTIC_RESTART_COUNT", 0),
+    )
 
 
 def shape(ranks_per_node: tuple[int, ...], nodes: int | None, per_node: int | None) -> Cluster:
@@ -70,10 +124,7 @@ def shape(ranks_per_node: tuple[int, ...], nodes: int | None, per_node: int | No
 
 
 def _torchrun(environ: Mapping[str, str]) -> JoinedJob:
-    world_size = _number(environ, "WORLD_SIZE")
-    rank = _number(environ, "RANK")
-    if not 0 <= rank < world_size:
-        raise LaunchError(f"RANK={rank} is not one of WORLD_SIZE={world_size} ranks")
+    rank, world_size = _rank(environ)
     local_world_size = _number(environ, "LOCAL_WORLD_SIZE", 1 if world_size == 1 else None)
     num_nodes = _number(environ, "GROUP_WORLD_SIZE", 1 if local_world_size == world_size else None)
     known = num_nodes == 1
@@ -158,6 +209,13 @@ def first_host(nodelist: str) -> str:
     """The first host of a Slurm node list: ``"gpu[003-007,9],login1"`` is ``gpu003``."""
     first = re.split(r",(?![^\[]*\])", nodelist)[0]
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
+
+
+def _rank(environ: Mapping[str, str]) -> tuple[int, int]:
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    if not 0 <= rank < world_size:
+        raise LaunchError(f"RANK={rank} is not one of WORLD_SIZE={world_size} ranks")
+    return rank, world_size
 
 
 def _text(environ: Mapping[str, str], name: str, default: str | None = None) -> str:

@@ -88,6 +88,7 @@ def measure_in_job(
         from slipstream.train.launch.meeting import Meeting
 
         meeting = Meeting(job, measurement.recipe.sync.timeout_seconds)
+        meeting.await_all()
         cluster = shape(meeting.ranks_per_node(), nodes, per_node)
         meeting.from_rank_zero("look at the output", _said(measurement.check))
         meeting.from_first_of_node("prepare the data", _said(lambda: _prepare(measurement)))

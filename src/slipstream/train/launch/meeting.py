@@ -10,17 +10,21 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 
 import slipstream.errors
-from slipstream.errors import LaunchError, RankFailure, SlipstreamError
+from slipstream.errors import RankFailure, SlipstreamError
+from slipstream.train.launch.arrival import (
+    HEAR_FAILURE_SECONDS,
+    await_all,
+    of_this_attempt,
+    open_store,
+)
 from slipstream.train.launch.joined import JoinedJob
-
-_HEAR_FAILURE_SECONDS = 5.0
 
 
 class Meeting:
-    """The job's store; the same server on which ``env://`` initialisation meets later.
+    """The job's store; the same server on which the process group is made later.
 
     Keep it until the process group is made. Raises LaunchError where the port is taken or rank 0
     cannot be reached within ``timeout_seconds``.
@@ -28,29 +32,16 @@ class Meeting:
 
     def __init__(self, job: JoinedJob, timeout_seconds: float) -> None:
         self._job = job
+        self._point = job.meeting_point
         self._timeout_seconds = timeout_seconds
-        hosts = job.rank == 0 and not job.starter_holds_store
-        where = f"{job.master_address}:{job.master_port}"
-        try:
-            store = TCPStore(
-                job.master_address,
-                job.master_port,
-                is_master=hosts,
-                timeout=timedelta(seconds=timeout_seconds),
-                wait_for_workers=False,
-                multi_tenant=True,
-            )
-        except (RuntimeError, ValueError) as error:
-            if "EADDRINUSE" in str(error) or "in use" in str(error):
-                message = f"port {job.master_port} of {job.master_address} is in use:"
-                raise LaunchError(f"{message} set MASTER_PORT to a free one") from error
-            raise LaunchError(
-                f"rank {job.rank} cannot reach rank 0 at {where}: check MASTER_ADDR, MASTER_PORT"
-                f" and the network between nodes ({str(error).splitlines()[0]})"
-            ) from error
+        store = open_store(self._point, timeout_seconds)
         self.port = store.port
         """Where rank 0 listens, also when the job left the choice to the system (port 0)."""
-        self._store = PrefixStore(f"slipstream/attempt-{job.attempt}", store)
+        self._store = of_this_attempt(store, self._point)
+
+    def await_all(self) -> None:
+        """Returns once every rank has called this; RankFailure names those who do not come."""
+        await_all(PrefixStore("start", self._store), self._point, self._timeout_seconds)
 
     def from_rank_zero(self, what: str, action: Callable[[], str]) -> str:
         """The text that ``action`` gives on rank 0, on every rank."""
@@ -93,7 +84,7 @@ class Meeting:
 
     def _let_others_hear(self, what: str, num_others: int) -> None:
         """Stay a little before failing: the store may end with this process."""
-        end = time.monotonic() + _HEAR_FAILURE_SECONDS
+        end = time.monotonic() + HEAR_FAILURE_SECONDS
         while time.monotonic() < end and self._store.add(f"{what}/heard", 0) < num_others:
             time.sleep(0.05)
 
