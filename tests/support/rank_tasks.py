@@ -62,6 +62,14 @@ def rank_1_refuses(recipe: Recipe, *, run_folder: Path, **_: object) -> None:
     raise DataError("train-images.gz is damaged: fetch it again")
 
 
+def every_rank_refuses(recipe: Recipe, *, run_folder: Path, **_: object) -> None:
+    """All ranks find the same fault; the launcher asks the later ones to end meanwhile."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _mark(run_folder)
+    _wait_for(run_folder / f"pid-{1 - RANK}")
+    raise DataError("train-images.gz is damaged: fetch it again")
+
+
 def rank_1_has_a_defect(recipe: Recipe, **_: object) -> None:
     """Rank 1 raises what nobody foresaw; rank 0 would run on."""
     if RANK == 1:
@@ -87,6 +95,16 @@ def rank_1_is_frozen(recipe: Recipe, *, run_folder: Path, **_: object) -> None:
         _sleep_for_ever()
     _wait_for(run_folder / "pid-1")
     raise RankFailure("rank 1 did not come to bucket 3 of step 7 within 10 s")
+
+
+def joins_without_rank_1(recipe: Recipe, *, cluster: Cluster, **_: object) -> None:
+    """Rank 1 freezes before it joins the job; rank 0 waits for it there."""
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    from slipstream.train.distributed import join_job
+
+    with join_job(cluster, timeout_seconds=1):
+        raise AssertionError("rank 1 has come")
 
 
 def saves_slowly(recipe: Recipe, *, run_folder: Path, **_: object) -> NoReturn:

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.errors import DataError, LaunchError, RankFailure, SlipstreamError
+from slipstream.errors import (
+    DataError,
+    LaunchError,
+    RankFailure,
+    RunFolderError,
+    SlipstreamError,
+)
 from slipstream.train.launch.failure import (
     ErrorRecord,
     RankEnd,
@@ -19,6 +25,17 @@ from slipstream.train.launch.failure import (
 GONE = ErrorRecord("RankFailure", "rank 2 did not come to step 7 within 10 s", 10.0)
 DAMAGED = ErrorRecord("DataError", "train.gz is damaged", 10.4)
 DEFECT = ErrorRecord("KeyError", "'x'", 10.2, "Traceback ...")
+
+
+def error_of(ends: list[RankEnd], num_ranks: int = 4) -> SlipstreamError:
+    return as_error(ends, num_ranks=num_ranks)
+
+
+def said(*texts: str, kind: str = "DataError") -> list[RankEnd]:
+    """Ranks from 0 on that failed one after the other, each with its own words."""
+    return [
+        RankEnd(rank, 1, ErrorRecord(kind, text, 10.0 - rank)) for rank, text in enumerate(texts)
+    ]
 
 
 def test_a_record_survives_the_file(tmp_path: Path) -> None:
@@ -86,14 +103,14 @@ def test_the_first_cause_is_found(ends: list[RankEnd], rank: int) -> None:
 
 
 def test_the_error_is_of_the_class_that_the_rank_raised() -> None:
-    error = as_error([RankEnd(2, 1, DAMAGED), RankEnd(0, 1, GONE)])
+    error = error_of([RankEnd(2, 1, DAMAGED), RankEnd(0, 1, GONE)])
     assert type(error) is DataError
     assert str(error) == "rank 2: train.gz is damaged"
 
 
 def test_a_killed_rank_is_named_with_its_signal_and_what_others_said() -> None:
-    error = as_error([RankEnd(2, -signal.SIGKILL, None), RankEnd(0, 1, GONE)])
-    assert type(error) is LaunchError
+    error = error_of([RankEnd(2, -signal.SIGKILL, None), RankEnd(0, 1, GONE)])
+    assert type(error) is RankFailure
     assert str(error) == (
         "rank 2 was ended by SIGKILL; the system ends processes so when memory runs out."
         " rank 0: rank 2 did not come to step 7 within 10 s"
@@ -101,31 +118,70 @@ def test_a_killed_rank_is_named_with_its_signal_and_what_others_said() -> None:
 
 
 def test_a_frozen_rank_is_named_by_the_others_and_by_its_end() -> None:
-    error = as_error([RankEnd(0, 1, GONE), RankEnd(2, -signal.SIGKILL, None)])
+    error = error_of([RankEnd(0, 1, GONE), RankEnd(2, -signal.SIGKILL, None)])
     assert type(error) is RankFailure
     assert str(error).startswith("rank 0: rank 2 did not come to step 7")
-    assert str(error).endswith(" Rank 2 did not end when asked; killed it.")
+    assert str(error).endswith(" s. Rank 2 did not end when asked; killed it.")
 
 
 def test_a_rank_that_names_itself_is_not_named_twice() -> None:
     record = ErrorRecord("RankFailure", "Rank 0 lost its peers", 1.0)
-    assert str(as_error([RankEnd(0, 1, record)])) == "Rank 0 lost its peers"
-    assert str(as_error([RankEnd(1, 1, record)])) == "rank 1: Rank 0 lost its peers"
+    assert str(error_of([RankEnd(0, 1, record)])) == "Rank 0 lost its peers"
+    assert str(error_of([RankEnd(1, 1, record)])) == "rank 1: Rank 0 lost its peers"
 
 
 def test_other_endings_have_words() -> None:
-    assert "ended with exit code 7" in str(as_error([RankEnd(1, 7, None)]))
-    assert "was ended by SIGSEGV." in str(as_error([RankEnd(1, -signal.SIGSEGV, None)]))
+    assert "ended with exit code 7" in str(error_of([RankEnd(1, 7, None)]))
+    assert "was ended by SIGSEGV." in str(error_of([RankEnd(1, -signal.SIGSEGV, None)]))
 
 
 @pytest.mark.parametrize("kind", ["KeyError", "SystemExit", "annotations", "Exception"])
 def test_what_nobody_raised_on_purpose_is_a_launch_error(kind: str) -> None:
-    error = as_error([RankEnd(1, 1, ErrorRecord(kind, "text", 1.0, "Traceback"))])
+    error = error_of([RankEnd(1, 1, ErrorRecord(kind, "text", 1.0, "Traceback"))])
     assert type(error) is LaunchError
     assert str(error) == f"rank 1 failed with {kind}: text"
 
 
 def test_every_class_of_ours_comes_back_as_itself() -> None:
     for kind in SlipstreamError.__subclasses__():
-        error = as_error([RankEnd(1, 1, ErrorRecord(kind.__name__, "text", 1.0))])
+        error = error_of([RankEnd(1, 1, ErrorRecord(kind.__name__, "text", 1.0))])
         assert type(error) is kind
+
+
+def test_what_all_ranks_say_is_no_ranks_own() -> None:
+    error = error_of(said("no file x", "no file x", "no file x"), num_ranks=3)
+    assert type(error) is DataError
+    assert str(error) == "no file x"
+
+
+def test_a_rank_that_the_launcher_ended_before_it_could_say_the_same_changes_nothing() -> None:
+    ends = [*said("no file x", "no file x"), RankEnd(2, -signal.SIGTERM, None)]
+    assert str(error_of(ends, num_ranks=3)) == "no file x"
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        (said("no file x"), "rank 0: no file x"),
+        (said("no file x", "no file y"), "rank 1: no file y"),
+        ([*said("no file x", "no file x"), RankEnd(3, 1, GONE)], "rank 1: no file x"),
+    ],
+)
+def test_a_rank_with_words_of_its_own_is_named(ends: list[RankEnd], text: str) -> None:
+    assert str(error_of(ends)) == text
+
+
+def test_the_only_rank_needs_no_number() -> None:
+    assert str(error_of(said("no file x"), num_ranks=1)) == "no file x"
+
+
+def test_what_rank_0_did_for_all_keeps_its_class() -> None:
+    others = said("the folder is full", "the folder is full", kind="SlipstreamError")
+    ends = [*others, RankEnd(2, 1, ErrorRecord("RunFolderError", "the folder is full", 20.0))]
+    assert type(error_of(ends)) is RunFolderError
+
+
+def test_a_defect_of_every_rank_is_no_ranks_own() -> None:
+    defects = said("'x'", "'x'", kind="KeyError")
+    assert str(error_of(defects, num_ranks=2)) == "every rank failed with KeyError: 'x'"
+    assert str(error_of(defects, num_ranks=3)) == "rank 1 failed with KeyError: 'x'"

@@ -96,6 +96,11 @@ def test_the_cause_is_raised_once_and_without_noise(
     assert capfd.readouterr() == ("", "")
 
 
+def test_what_every_rank_refuses_is_told_without_a_rank(tmp_path: Path, recipe: Recipe) -> None:
+    with pytest.raises(DataError, match=r"^train-images\.gz is damaged: fetch it again$"):
+        run("every_rank_refuses", recipe, tmp_path)
+
+
 def test_a_defect_shows_its_traceback_once(
     tmp_path: Path, recipe: Recipe, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,7 +113,7 @@ def test_a_defect_shows_its_traceback_once(
 
 
 def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, recipe: Recipe) -> None:
-    with pytest.raises(LaunchError, match=r"rank 1 was ended by SIGKILL.*rank-1\.log$"):
+    with pytest.raises(RankFailure, match=r"rank 1 was ended by SIGKILL.*rank-1\.log$"):
         run("rank_1_is_killed", recipe, tmp_path)
     assert (tmp_path / "logs/rank-1.log").read_text() == "last words\n"
     assert not any(alive(pid) for pid in pids(tmp_path))
@@ -118,10 +123,20 @@ def test_a_frozen_rank_is_told_of_and_killed(tmp_path: Path, recipe: Recipe) -> 
     with pytest.raises(RankFailure) as caught:
         run("rank_1_is_frozen", recipe, tmp_path)
     assert str(caught.value) == (
-        "rank 0: rank 1 did not come to bucket 3 of step 7 within 10 s"
+        "rank 0: rank 1 did not come to bucket 3 of step 7 within 10 s."
         " Rank 1 did not end when asked; killed it."
     )
     assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_a_rank_that_never_joins_is_named(tmp_path: Path, recipe: Recipe) -> None:
+    with pytest.raises(RankFailure) as caught:
+        run("joins_without_rank_1", recipe, tmp_path)
+    assert str(caught.value) == (
+        "rank 0: rank 1 did not come to the start of the job within 1 s (sync.timeout_seconds):"
+        " it was not started, died or froze; see what it printed."
+        " Rank 1 did not end when asked; killed it."
+    )
 
 
 def test_a_failed_rank_ends_although_a_thread_waits(tmp_path: Path, recipe: Recipe) -> None:

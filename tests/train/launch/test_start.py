@@ -168,6 +168,45 @@ def test_an_interrupted_run_says_how_to_go_on(
     assert str(caught.value) == f"Training stopped. {way_on}"
 
 
+def test_a_run_that_lost_a_rank_says_how_to_go_on(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_checkpoint(Path("another"), monkeypatch)
+    ranks.error = RankFailure("rank 1 was ended by SIGKILL.")
+    with pytest.raises(RankFailure) as caught:
+        train_here(Request("digits", run_folder=Path("my own")))
+    way_on = f"To go on: slipstream train --resume '{os.path.abspath('my own')}'"
+    assert str(caught.value) == f"rank 1 was ended by SIGKILL. {way_on}"
+
+
+def test_without_a_checkpoint_there_is_no_way_on(ranks: Ranks) -> None:
+    ranks.error = RankFailure("rank 1 was ended by SIGKILL.")
+    with pytest.raises(RankFailure, match=r"^rank 1 was ended by SIGKILL\.$"):
+        train_here(Request("digits", run_folder=Path("mine")))
+
+
+def test_a_mistake_of_the_user_is_not_to_be_repeated(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_checkpoint(Path("another"), monkeypatch)
+    ranks.error = DataError("train.gz is damaged")
+    ranks.leaves = "metrics.jsonl"
+    with pytest.raises(DataError, match=r"^train\.gz is damaged$"):
+        train_here(Request("digits", run_folder=Path("mine")))
+
+
+def test_a_rank_of_a_job_that_lost_another_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a_checkpoint(Path("another"), monkeypatch)
+    ranks = Ranks(RankFailure("rank 1 froze"))
+    monkeypatch.setattr("slipstream.train.loop.run_training", ranks)
+    job = find_job({"RANK": "0", "WORLD_SIZE": "1"})
+    assert job is not None
+    with pytest.raises(RankFailure, match=r"^rank 1 froze\. To go on: slipstream train --resume "):
+        train_in_job(Request("digits", run_folder=Path("mine")), job)
+
+
 def test_settings_without_effect_are_noted(
     ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:

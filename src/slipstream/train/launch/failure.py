@@ -106,20 +106,34 @@ def root_cause(ends: Sequence[RankEnd]) -> RankEnd:
     return min(own or told or [first], key=lambda end: end.record.time_seconds if end.record else 0)
 
 
-def as_error(ends: Sequence[RankEnd]) -> SlipstreamError:
-    """The one error to raise for ranks that failed, of the class that the failing rank raised."""
+def as_error(ends: Sequence[RankEnd], *, num_ranks: int) -> SlipstreamError:
+    """The one error to raise for ranks that failed, of the class that the failing rank raised.
+
+    It names the rank, unless all that failed said the same and so none of them is the culprit.
+    num_ranks: of the job, those that did not fail among them.
+    """
     cause = root_cause(ends)
     record = cause.record
+    told = [end.record for end in ends if end.record]
     if record is None:
         words = [_attributed(end.rank, end.record.text) for end in ends if end.record]
-        return LaunchError(" ".join([f"rank {cause.rank} {cause.ending}.", *words[:1]]))
-    kind = getattr(slipstream.errors, record.kind, None)
+        return RankFailure(" ".join([f"rank {cause.rank} {cause.ending}.", *words[:1]]))
+    agree = len({other.text for other in told}) == 1 and (len(told) > 1 or num_ranks == 1)
+    # What one rank did in the name of all carries its class there alone.
+    kinds = [other.kind for other in told if other.kind != SlipstreamError.__name__]
+    name = kinds[0] if agree and kinds else record.kind
+    kind = getattr(slipstream.errors, name, None)
     if not (isinstance(kind, type) and issubclass(kind, SlipstreamError)):
-        return LaunchError(f"rank {cause.rank} failed with {record.kind}: {record.text}")
-    text = _attributed(cause.rank, record.text or record.kind)
+        every = agree and len(told) == num_ranks > 1
+        who = "every rank" if every else f"rank {cause.rank}"
+        return LaunchError(f"{who} failed with {record.kind}: {record.text}")
+    text = record.text or record.kind
+    if not agree:
+        text = _attributed(cause.rank, text)
     frozen = [end for end in ends if end.record is None and end.exit_code == -signal.SIGKILL]
-    if kind is RankFailure:
-        text += "".join(f" Rank {end.rank} did not end when asked; killed it." for end in frozen)
+    if kind is RankFailure and frozen:
+        killed = [f"Rank {end.rank} did not end when asked; killed it." for end in frozen]
+        text = " ".join([f"{text.rstrip('.')}.", *killed])
     return kind(text)
 
 

@@ -14,6 +14,7 @@ import tempfile
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing import LogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -50,9 +51,10 @@ def launch(
     """Run ``task`` on every rank of ``cluster``, as processes of this machine, to their end.
 
     Rank 0 writes to this process's standard error, the others to ``run_folder/logs``. Raises the
-    error of the rank that failed first, LaunchError when ranks cannot be started or end without a
-    word, and Interrupted after a signal; RecipeError, before any starts, for more ranks than this
-    machine's memory can hold. No rank is alive when this returns or raises.
+    error of the rank that failed first, RankFailure when that one ended without a word, LaunchError
+    when ranks cannot be started, and Interrupted after a signal; RecipeError, before any starts,
+    for more ranks than this machine's memory can hold. No rank is alive when this returns or
+    raises.
     """
     refuse_too_many(cluster.world_size)
     logs = run_folder / LOGS
@@ -81,7 +83,7 @@ def launch(
             ):
                 elastic_launch(config, sys.executable)(*command)
         except ChildFailedError as error:
-            _raise_for(error, logs)
+            _raise_for(_ends(error, files, cluster.world_size), logs, cluster.world_size)
         except SignalException as error:
             said = _last_word(files, cluster.world_size)
             raise Interrupted(
@@ -129,17 +131,26 @@ def _last_word(files: ErrorFiles, world_size: int) -> str:
     return said[0] if said else ""
 
 
-def _raise_for(failed: ChildFailedError, logs: Path) -> None:
-    """Raise the error of the rank that failed first; a defect's traceback goes to stderr."""
+def _ends(failed: ChildFailedError, files: ErrorFiles, world_size: int) -> list[RankEnd]:
+    """How ranks ended, first those that the launcher saw fail; those that left a word follow."""
     ends = [
-        RankEnd(rank, failure.exitcode, read_error(Path(failure.error_file)))
+        RankEnd(rank, failure.exitcode, read_error(files.error_file(rank)))
         for rank, failure in failed.failures.items()
     ]
-    cause = root_cause(ends)
+    for rank in range(world_size):
+        record = read_error(files.error_file(rank))
+        if record is not None and rank not in failed.failures:
+            ends.append(RankEnd(rank, 1, record))
+    return ends
+
+
+def _raise_for(ends: list[RankEnd], logs: Path, world_size: int) -> NoReturn:
+    """Raise the error of the rank that failed first; a defect's traceback goes to stderr."""
+    cause, error = root_cause(ends), as_error(ends, num_ranks=world_size)
     if cause.record is not None:
         sys.stderr.write(cause.record.traceback)
-        raise as_error(ends) from None
+        raise error from None
     log = log_file(logs, cause.rank)
     if log.is_file() and log.stat().st_size:
-        raise LaunchError(f"{as_error(ends)} Its last words are in {log}") from None
-    raise as_error(ends) from None
+        raise type(error)(f"{error} Its last words are in {log}") from None
+    raise error from None

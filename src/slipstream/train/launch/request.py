@@ -17,6 +17,7 @@ from slipstream.errors import (
     CheckpointError,
     DataError,
     PlanError,
+    RankFailure,
     RecipeError,
     RunFolderError,
     UnsupportedModel,
@@ -113,14 +114,26 @@ def kept_only_if_begun(folder: Path, *, is_new: bool) -> Iterator[None]:
 
 
 def way_on(folder: Path) -> str:
-    """How a run that was stopped goes on."""
+    """How a run that ended early goes on; empty where nothing was saved."""
     from slipstream.train.checkpoint import find_checkpoint
 
     try:
         find_checkpoint(folder)
     except CheckpointError:
-        return "Nothing was saved."
+        return ""
     return f"To go on: slipstream train --resume {shlex.quote(str(folder))}"
+
+
+@contextmanager
+def way_on_told(folder: Path) -> Iterator[None]:
+    """Let the error for a rank that was lost say how the run goes on, where it can."""
+    try:
+        yield
+    except RankFailure as error:
+        way = way_on(folder)
+        if not way:
+            raise
+        raise RankFailure(f"{str(error).rstrip('.')}. {way}") from error
 
 
 def _named_folder(recipe: Recipe, run_folder: Path | None) -> Recipe:

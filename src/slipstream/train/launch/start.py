@@ -21,6 +21,7 @@ from slipstream.train.launch.request import (
     read_summary,
     resolve,
     way_on,
+    way_on_told,
 )
 from slipstream.train.launch.worker import TRAINING, call_task
 from slipstream.train.recipe import Recipe
@@ -42,10 +43,11 @@ def train_here(request: Request) -> dict[str, Any]:
     folder = run.folder or make_folder(recipe)
     cluster = Cluster.regular(recipe.cluster.nodes, recipe.cluster.ranks_per_node)
     try:
-        with kept_only_if_begun(folder, is_new=run.folder is None):
+        with kept_only_if_begun(folder, is_new=run.folder is None), way_on_told(folder):
             launch(recipe, run_folder=folder, cluster=cluster, resume=run.checkpoint)
     except Interrupted as stop:
-        way = "" if "--resume" in str(stop) else f" {way_on(folder)}"  # a rank may have said it
+        said = "--resume" in str(stop)  # by a rank
+        way = "" if said else f" {way_on(folder) or 'Nothing was saved.'}"
         raise Interrupted(stop.signal_number, f"{stop}{way}") from stop
     return read_summary(folder)
 
@@ -64,6 +66,7 @@ def train_in_job(request: Request, job: JoinedJob) -> dict[str, Any]:
         from slipstream.train.launch.meeting import Meeting
 
         meeting = Meeting(job, run.recipe.sync.timeout_seconds)
+        meeting.await_all()
         cluster = shape(meeting.ranks_per_node(), request.nodes, request.per_node)
     recipe = run.recipe
     if len(set(cluster.ranks_per_node)) == 1:
@@ -89,7 +92,8 @@ def train_in_job(request: Request, job: JoinedJob) -> dict[str, Any]:
     else:
         meeting.from_first_of_node("prepare the data", prepare_data)
         folder = Path(meeting.from_rank_zero("make the run folder", folder_of_run))
-    with kept_only_if_begun(folder, is_new=run.folder is None and job.rank == 0):
+    is_new = run.folder is None and job.rank == 0
+    with kept_only_if_begun(folder, is_new=is_new), way_on_told(folder):
         return call_task(
             TRAINING, recipe, run_folder=folder, cluster=cluster, resume=run.checkpoint
         )

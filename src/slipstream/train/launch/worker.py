@@ -73,6 +73,8 @@ def main(arguments: list[str]) -> int:
     try:
         run(orders)
     except Exception as error:
+        # Another rank's failure makes the launcher end this one: not before it has had its say.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         write_error(error)
         clean_up_after(orders.launcher_pid, Path(arguments[0]).parent)
         sys.stderr.flush()
