@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from typer.testing import CliRunner
 
 import slipstream
@@ -94,7 +94,7 @@ def test_weights_are_exported_as_they_were_saved(
     command = ["export", str(folder / "mine"), "--output", str(output)]
     result = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(result.stdout)["output"] == str(output)
-    weights = load_file(output)
+    weights = load(output.read_bytes())  # not a map of a file that is about to be cut
     assert weights["stem.weight"].dtype == torch.float32
     content = output.read_bytes()
     again = CliRunner().invoke(app, command)
@@ -102,7 +102,7 @@ def test_weights_are_exported_as_they_were_saved(
     assert output.read_bytes() == content
     output.write_text("old")
     assert CliRunner().invoke(app, [*command, "--overwrite"]).exit_code == 0
-    assert torch.equal(load_file(output)["stem.weight"], weights["stem.weight"])
+    assert torch.equal(load(output.read_bytes())["stem.weight"], weights["stem.weight"])
 
 
 def test_torchrun_gives_the_same_bits(

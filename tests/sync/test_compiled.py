@@ -81,7 +81,8 @@ def test_compiled_equals_eager(cap_bytes: int, scope: str, wrap: str, recompute:
     assert cap_bytes > 2**20 or num_buckets > 3, "the limit holds under compilation too"
 
 
-@inductor_config.patch("cpp.vec_isa_ok", False)  # else it compiles a program for each set it knows
+# else it compiles a program for each set it knows
+@inductor_config.patch("cpp.vec_isa_ok", False)  # type: ignore[untyped-decorator]
 def test_generated_code_equals_eager() -> None:
     model, plain = blocks()[:1], blocks()[:1]  # C++ takes long to compile
     sync = GradientSync(model)
