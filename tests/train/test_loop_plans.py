@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import html
+import io
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -44,13 +48,13 @@ def recipe(tmp_path: Path, *overrides: str) -> Recipe:
     )
 
 
-@pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+@contextmanager
+def deciding() -> Iterator[list[float]]:
     """Lets auto change its plan whatever it measured, by default to one bucket a gradient.
 
     Holds the measured steps of every decision.
     """
-    found = []
+    found: list[float] = []
 
     def decide(
         trace: Trace, costs: Costs, _plan: Plan, measured: StepTime, settings: AutoSettings
@@ -59,9 +63,37 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         planner = "pipelined" if settings.gathers else "wfbp"
         return Verdict(plan=plan_step(planner, trace, costs), old_seconds=2.0, new_seconds=1.0)
 
-    monkeypatch.setattr(pilot, "decide", decide)
-    monkeypatch.setattr(StepTime, "is_slower_than", lambda *_: False)
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pilot, "decide", decide)
+        patch.setattr(StepTime, "is_slower_than", lambda *_: False)
+        yield found
+
+
+@pytest.fixture
+def decided() -> Iterator[list[float]]:
+    with deciding() as found:
+        yield found
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A run under auto that nothing interrupted, to be read and copied only."""
+
+    inputs: Path
+    folder: Path
+    summary: dict[str, Any]
+    num_decisions: int
+    said: str
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Two ranks, which auto gives another plan after step `PLANNED`."""
+    folder = tmp_path_factory.mktemp("whole")
+    said = io.StringIO()
+    with deciding() as found, redirect_stderr(said):
+        summary = run_all(recipe(folder), 2, folder / "run")[0]
+    return Whole(folder, folder / "run", summary, len(found), said.getvalue())
 
 
 def planned(run: Path) -> list[tuple[int, str]]:
@@ -71,52 +103,48 @@ def planned(run: Path) -> list[tuple[int, str]]:
 
 
 def test_a_run_records_what_auto_did_and_repeats_it_from_every_checkpoint(
-    decided: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    whole: Whole, decided: list[float], tmp_path: Path
 ) -> None:
-    whole = run_all(recipe(tmp_path), 2, tmp_path / "whole")[0]
-    assert len(decided) == 1
-    history = PlanHistory.load(tmp_path / "whole" / "plans.json")
-    assert planned(tmp_path / "whole") == [(0, "ddp"), (1, "ddp"), (PLANNED, "wfbp")]
-    assert Plan.load(tmp_path / "whole" / "plan.json") == history.plans[-1].plan
-    assert history.plans[-1].reason in capsys.readouterr().err
-    report = (tmp_path / "whole" / "report.html").read_text()
+    assert whole.num_decisions == 1
+    history = PlanHistory.load(whole.folder / "plans.json")
+    assert planned(whole.folder) == [(0, "ddp"), (1, "ddp"), (PLANNED, "wfbp")]
+    assert Plan.load(whole.folder / "plan.json") == history.plans[-1].plan
+    assert history.plans[-1].reason in whole.said
+    report = (whole.folder / "report.html").read_text()
     assert history.plans[-1].reason in html.unescape(report)
-    saved = load(find_checkpoint(tmp_path / "whole")).plan
+    saved = load(find_checkpoint(whole.folder)).plan
     assert saved is not None and PlanHistory.from_json(saved) == history
     for step in (9, 18, 27):  # before auto had decided, just before, and after
         run = tmp_path / f"from {step}"
-        shutil.copytree(tmp_path / "whole", run)
+        shutil.copytree(whole.folder, run)
         (run / "summary.json").unlink()
         checkpoint = run / "checkpoints" / f"step-{step:08}"
-        resumed = run_all(recipe(tmp_path), 2, run, resume=checkpoint)[0]
-        assert resumed["weights_sha256"] == whole["weights_sha256"]
-        assert planned(run) == planned(tmp_path / "whole")
-    assert len(decided) == 1
+        resumed = run_all(recipe(whole.inputs), 2, run, resume=checkpoint)[0]
+        assert resumed["weights_sha256"] == whole.summary["weights_sha256"]
+        assert planned(run) == planned(whole.folder)
+    assert not decided
 
 
 def test_other_plans_than_those_of_the_checkpoint_may_be_asked_for(
-    decided: list[float], tmp_path: Path
+    whole: Whole, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    run_all(recipe(tmp_path), 2, run)
+    shutil.copytree(whole.folder, run)
     checkpoint = run / "checkpoints" / "step-00000027"
-    run_all(recipe(tmp_path, "sync.planner=single"), 2, run, resume=checkpoint)
+    run_all(recipe(whole.inputs, "sync.planner=single"), 2, run, resume=checkpoint)
     assert planned(run) == [(27, "single"), (28, "single")]
 
 
-def test_a_file_of_plans_is_followed_and_bits_are_the_same(
-    decided: list[float], tmp_path: Path
-) -> None:
-    whole = run_all(recipe(tmp_path), 2, tmp_path / "whole")[0]
-    replay = f"sync.plan_file={tmp_path / 'whole' / 'plans.json'}"
-    again = run_all(recipe(tmp_path, replay), 2, tmp_path / "again")[0]
-    assert again["weights_sha256"] == whole["weights_sha256"]
+def test_a_file_of_plans_is_followed_and_bits_are_the_same(whole: Whole, tmp_path: Path) -> None:
+    replay = f"sync.plan_file={whole.folder / 'plans.json'}"
+    again = run_all(recipe(whole.inputs, replay), 2, tmp_path / "again")[0]
+    assert again["weights_sha256"] == whole.summary["weights_sha256"]
     with pytest.raises(PlanError, match="with 2 ranks and this cluster has 1 node with 1 rank"):
-        run_all(recipe(tmp_path, replay), 1, tmp_path / "alone")
+        run_all(recipe(whole.inputs, replay), 1, tmp_path / "alone")
     with pytest.raises(PlanError, match="'resnet_small' and this is 'resnet_small'"):
-        run_all(recipe(tmp_path, replay, "model.width=8"), 2, tmp_path / "other")
+        run_all(recipe(whole.inputs, replay, "model.width=8"), 2, tmp_path / "other")
     with pytest.raises(PlanError, match=r"nowhere\.json cannot be read"):
-        run_all(recipe(tmp_path, "sync.plan_file=nowhere.json"), 1, tmp_path / "missing")
+        run_all(recipe(whole.inputs, "sync.plan_file=nowhere.json"), 1, tmp_path / "missing")
 
 
 def test_damaged_plans_in_a_run_folder_stop_a_resume_and_are_named(tmp_path: Path) -> None:
