@@ -13,11 +13,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from slipstream.sync.backward_watch import current_task
+
 Hook = Callable[[torch.Tensor], None]
 
 
 class Listener(Protocol):
-    """What the hooks call."""
+    """What the hooks call.
+
+    task: the graph task in which no gradient can come twice and nothing is in the way of any; its
+    hooks need not call `before_accumulate`.
+    """
+
+    task: int
 
     def before_accumulate(self, name: str) -> None:
         """A gradient is about to be added to this parameter's."""
@@ -47,7 +55,7 @@ def register_hooks(params: Mapping[str, nn.Parameter], listener: Listener) -> li
 def _before(reference: weakref.ref[Listener], name: str) -> Hook:
     def before(_gradient: torch.Tensor) -> None:
         listener = reference()
-        if listener is not None:
+        if listener is not None and listener.task != current_task():
             listener.before_accumulate(name)
 
     return before

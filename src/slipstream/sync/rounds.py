@@ -28,13 +28,14 @@ class Rounds:
     """Runs the rounds of one model, under the plans that `keeper` makes; listens to its hooks.
 
     enabled: whether the next backward averages; wait_for_update: whether it returns before the
-    averages are there. flush: does the updates that a deferred optimizer has put off.
-    exposed_seconds: how long the training thread stood waiting in the last finished round.
+    averages are there. task: see `Listener`. flush: does the updates that a deferred optimizer has
+    put off. exposed_seconds: how long the training thread stood waiting in the last finished round.
     """
 
     def __init__(self, means: Means, keeper: PlanKeeper) -> None:
         self.enabled = True
         self.wait_for_update = False
+        self.task = -1
         self.broken: SlipstreamError | None = None
         self.flush: Callable[[], None] | None = None
         self._means = means
@@ -131,14 +132,18 @@ class Rounds:
         """The first hook that fires in a graph task."""
         if self._open and self._watch.is_stale(task):
             self._drop_interrupted_round()
-        if not self._open:
+        is_first = not self._open
+        if is_first:
             self._replan_if_due()
         if self.enabled:
             self._watch.enter(task)
-            if not self._open:
+            if is_first:
                 self._begin()
             self.reducer.hold |= self._watch.nested
         self._last_task = task
+        # in a second task of a round, and in the first one when it goes on, a gradient may be one
+        # of a parameter that has had one, and is looked at before it is accumulated
+        self.task = task if is_first and isinstance(self.reducer, Reducer) else -1
 
     def _begin(self) -> None:
         if self.flush is None:
