@@ -36,7 +36,9 @@ def travel(layouts: list[Layout]) -> None:
         for rank, made in enumerate(buckets):
             made.row.copy_(total[rank])
     for gathers in zip(*(layout.gather for layout in layouts), strict=True):
-        rows = [gather.row() for gather in gathers]
+        for gather in gathers:
+            gather.fill()
+        rows = [gather.row.clone() for gather in gathers]
         for gather in gathers:
             gather.flat.copy_(torch.cat(rows))
             gather.unpack()
@@ -68,7 +70,7 @@ def test_what_all_ranks_put_in_comes_back_as_its_sum(
         gather=cut(params, names, gather_cuts),
     )
     strides = {name: agreed_strides(param) for name, param in params.items()}
-    layouts = [lay_out(plan, params, strides, world_size) for _ in range(world_size)]
+    layouts = [lay_out(plan, params, strides, rank, world_size) for rank in range(world_size)]
     generator = torch.Generator().manual_seed(0)
     sent = [
         {n: torch.randn(p.shape, dtype=dtype, generator=generator) for n, p in params.items()}
@@ -104,8 +106,8 @@ def test_a_plan_has_few_sections_and_most_gradients_lie_in_one_row(world_size: i
         gather=tuple(bucket(params, part) for part in eighths),
     )
     strides = {name: agreed_strides(param) for name, param in params.items()}
-    layout = lay_out(plan, params, strides, world_size)
-    sections = sum(len(gather.sections) for gather in layout.gather)
-    assert sections == 8
+    layout = lay_out(plan, params, strides, 0, world_size)
+    assert sum(len(gather.parts) for gather in layout.gather) == 8
+    assert not any(gather.copies for gather in layout.gather), "a single section is whole"
     split = [piece for piece in layout.pieces.values() if piece.target is None]
     assert len(split) <= 8 * (world_size - 1)

@@ -55,6 +55,7 @@ class Halves(Protocol):
     def all_gather(self, row: torch.Tensor, matrix: torch.Tensor) -> None:
         """Writes every rank's `row` (1-D) into its row of `matrix` (mutated, same bits everywhere).
 
-        They have one dtype and must not overlap.
+        They have one dtype. `row` may be this rank's own row of `matrix`; otherwise they must not
+        share memory.
         """
         ...

@@ -44,7 +44,8 @@ class NativeHalves:
             size = self._group.size()
             wide = torch.float32 if row.dtype in _SIXTEEN_BIT else row.dtype
             received = self._memory(matrix, (size - 1) * row.numel(), wide).view(size - 1, -1)
-            total = ring.reduce_scatter(matrix.view(size, -1), received, self._group)
+            total = row if row.dtype is wide else received[-1]
+            ring.reduce_scatter(matrix.view(size, -1), received, total, self._group)
         else:
             total = self._at_once(matrix)
         if divisor != 1:
@@ -58,10 +59,11 @@ class NativeHalves:
             return
         if _is_large(row) and backend_of(self._group, matrix.device) != "nccl":
             rows = matrix.view(self._group.size(), -1)
-            rows[self._group.rank()].copy_(row)
+            if not _overlap(row, matrix):
+                rows[self._group.rank()].copy_(row)
             ring.all_gather(rows, self._group)
         else:
-            all_gather_flat(matrix, row, self._group)
+            all_gather_flat(matrix, row.clone() if _overlap(row, matrix) else row, self._group)
 
     def _by_nccl(self, matrix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         is_narrow = row.dtype in _SIXTEEN_BIT
@@ -77,7 +79,7 @@ class NativeHalves:
         first = rows[(rank + 1) % size]
         total = first.float() if matrix.dtype in _SIXTEEN_BIT else first
         for step in range(2, size + 1):
-            ring.add_(total, rows[(rank + step) % size])
+            ring.add(total, rows[(rank + step) % size], out=total)
         return total
 
     def _memory(self, like: torch.Tensor, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -87,6 +89,10 @@ class NativeHalves:
             scratch = torch.empty(numel, dtype=dtype, device=like.device)
             self._scratch[dtype] = scratch
         return scratch[:numel]
+
+
+def _overlap(row: torch.Tensor, matrix: torch.Tensor) -> bool:
+    return row.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
 
 
 def _is_large(row: torch.Tensor) -> bool:

@@ -13,36 +13,40 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 _PARTS = 2
 _CHUNK = 2**14
-"""Elements that are added at a time: they stay in the cache, and below 2**15 torch adds in the
+"""Elements that torch adds at a time: they stay in the cache, and below 2**15 it adds in the
 calling thread alone, which leaves the other cores to backward."""
+
+_NUMPY_HAS = (torch.float32, torch.float64)
 
 
 def reduce_scatter(
-    matrix: torch.Tensor, received: torch.Tensor, group: dist.ProcessGroup
-) -> torch.Tensor:
-    """Returns the sum over ranks of this rank's row of `matrix`, in the dtype of `received`.
+    matrix: torch.Tensor, received: torch.Tensor, row: torch.Tensor, group: dist.ProcessGroup
+) -> None:
+    """Writes the sum over ranks of this rank's row of `matrix` into `row`.
 
-    matrix: [ranks, n]; received: [ranks - 1, n], contiguous, mutated, in which the result lies. Row
-    r is summed from rank r+1 on, around the ring, to r itself.
+    matrix: [ranks, n]; received: [ranks - 1, n], contiguous, mutated; row: [n], of the dtype of
+    `received`, or its last row. Row r is summed from rank r+1 on, around the ring, to r itself.
     """
     rank, size = group.rank(), group.size()
     ring = _Ring(group)
     receives = [ring.receive(row, step) for step, row in enumerate(received)]
     ring.send(matrix[(rank - 1) % size].to(received.dtype), 0)
-    for step, row in enumerate(received):
+    for step, partial in enumerate(received):
         mine = matrix[(rank - 2 - step) % size]
-        for index, (part, share) in enumerate(zip(_parts(row), _parts(mine), strict=True)):
+        is_last = step == size - 2
+        sums = _parts(row if is_last else partial)
+        for index, (part, share) in enumerate(zip(_parts(partial), _parts(mine), strict=True)):
             receives[step][index].wait()
-            add_(part, share)
-            if step < size - 2:
+            add(part, share, out=sums[index])
+            if not is_last:
                 ring.send_part(part, step + 1, index)
     ring.end()
-    return received[-1]
 
 
 def all_gather(matrix: torch.Tensor, group: dist.ProcessGroup) -> None:
@@ -60,10 +64,14 @@ def all_gather(matrix: torch.Tensor, group: dist.ProcessGroup) -> None:
     ring.end()
 
 
-def add_(total: torch.Tensor, share: torch.Tensor) -> None:
-    """Adds `share` to `total` (both 1-D), chunk by chunk."""
-    for mine, theirs in zip(total.split(_CHUNK), share.split(_CHUNK), strict=True):
-        mine.add_(theirs)
+def add(first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor) -> None:
+    """Writes first + second (1-D, on one device) into `out`, in the calling thread alone."""
+    if first.device.type == "cpu" and first.dtype == second.dtype and first.dtype in _NUMPY_HAS:
+        np.add(first.numpy(), second.numpy(), out=out.numpy())
+        return
+    chunks = (tensor.split(_CHUNK) for tensor in (first, second, out))
+    for mine, theirs, total in zip(*chunks, strict=True):
+        torch.add(mine, theirs, out=total)
 
 
 class _Ring:

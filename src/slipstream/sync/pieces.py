@@ -13,7 +13,7 @@ whole matrix.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -58,9 +58,26 @@ class Piece:
 
     def place(self, matrix: torch.Tensor, offset: int) -> None:
         """Notes where it lies in its section's columns of the reduce bucket, [ranks, size]."""
-        self.targets = list(_rows_of(matrix, offset, self.width))
+        self.targets = list(rows_of(matrix, offset, self.width))
         if len(self.targets) == 1 and self.targets[0][1].dim() == 1 and not self.param.is_complex():
             self.target = view_of(self.targets[0][1], self.param, self.stride)
+
+    def receive(self, matrix: torch.Tensor, offset: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Notes where it lies in its section's columns of the gather bucket, [ranks, size].
+
+        Returns the copies that make its average whole, where it is not in one place.
+        """
+        parts = list(rows_of(matrix, offset, self.width))
+        if matrix.is_contiguous():
+            average = matrix.reshape(-1)[offset : offset + self.width]
+            parts = []
+        elif len(parts) == 1 and parts[0][1].dim() == 1 and not self.param.is_complex():
+            average = parts.pop()[1]
+        else:
+            average = torch.zeros(self.width, dtype=matrix.dtype, device=matrix.device)
+        self.view = view_of(average, self.param, self.stride)
+        self.stride = self.view.stride()
+        return [(at(average, where), part) for where, part in parts]
 
     def put(self, gradient: torch.Tensor, divisors: Divisors | None) -> None:
         """Copies the gradient into the reduce bucket, divided if asked."""
@@ -113,7 +130,7 @@ class Piece:
         else:
             flat = in_layout(gradient, self.stride)
         for where, target in self.targets:
-            yield _at(flat, where), target
+            yield at(flat, where), target
 
 
 class ReduceBucket:
@@ -171,46 +188,35 @@ class ReduceBucket:
         return self._used[piece.index]
 
 
-class Section:
-    """Parameters that travel together in both halves, one behind the other, cut in a part a rank.
+class GatherBucket:
+    """A bucket of the forward. flat: the matrix; row: this rank's, which is sent.
 
-    size: elements of a part; averages: [ranks * size], in which the parameters' averages lie;
-    mine: [size], this rank's part of them in the reduced row.
+    pieces: of the parameters that come with it; parts: where the row comes from, this rank's parts
+    of the reduced sections, in the order of the columns. copies: of averages that are cut by the
+    matrix's rows: the memory from which `p.grad` is lent, and what belongs there.
     """
 
-    def __init__(self, averages: torch.Tensor, mine: torch.Tensor) -> None:
-        self.size = mine.numel()
-        self.averages = averages
-        self.mine = mine
-
-
-class GatherBucket:
-    """A bucket of the forward. flat: the matrix; pieces: of the parameters that come with it."""
-
-    def __init__(self, bucket: Bucket, flat: torch.Tensor, sections: Sequence[Section]) -> None:
+    def __init__(self, bucket: Bucket, flat: torch.Tensor, row: torch.Tensor) -> None:
         self.bytes = bucket.bytes
         self.flat = flat
+        self.row = row
         self.pieces: list[Piece] = []
-        self.sections = sections
+        self.parts: list[torch.Tensor] = []
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.ready_seconds = 0.0
         self.ticket: Finished | None = None
 
-    def row(self) -> torch.Tensor:
-        """What this rank gives (1-D, a copy), once its parts have been reduced."""
-        return torch.cat([section.mine for section in self.sections])
+    def fill(self) -> None:
+        """Makes the row fit to travel, once this rank's parts have been reduced."""
+        torch.cat(self.parts, out=self.row)
 
     def unpack(self) -> None:
-        """Writes the averages into the memory from which `p.grad` is lent."""
-        sizes = [section.size for section in self.sections]
-        world_size = self.flat.numel() // max(1, sum(sizes))
-        columns = self.flat.view(world_size, sum(sizes)).split(sizes, dim=1)
-        for section, column in zip(self.sections, columns, strict=True):
-            section.averages.view(column.shape).copy_(column)
+        """Makes the averages whole that are cut by the matrix's rows."""
+        for target, source in self.copies:
+            target.copy_(source)
 
 
-def _rows_of(
-    matrix: torch.Tensor, offset: int, width: int
-) -> Iterator[tuple[Region, torch.Tensor]]:
+def rows_of(matrix: torch.Tensor, offset: int, width: int) -> Iterator[tuple[Region, torch.Tensor]]:
     """The parts of `width` elements from `offset` on in a matrix, and their places there.
 
     At most three: the end of a row, whole rows, the beginning of one.
@@ -228,7 +234,7 @@ def _rows_of(
             done += length
 
 
-def _at(flat: torch.Tensor, where: Region) -> torch.Tensor:
+def at(flat: torch.Tensor, where: Region) -> torch.Tensor:
     """The part of a gapless tensor, taken as flat."""
     size, stride, offset = where
     return flat.as_strided(size, stride, flat.storage_offset() + offset)

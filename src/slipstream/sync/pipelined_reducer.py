@@ -38,7 +38,7 @@ class PipelinedReducer:
     def __init__(self, plan: Plan, means: Means) -> None:
         world_size = means.peers.world_size
         self.plan = plan
-        self._layout = lay_out(plan, means.params, means.strides, world_size)
+        self._layout = lay_out(plan, means.params, means.strides, means.peers.rank, world_size)
         self.buffers = self._layout.reduce
         self.gathers = self._layout.gather
         self.slots = self._layout.pieces
@@ -147,7 +147,8 @@ class PipelinedReducer:
         for bucket in self.gathers:
 
             def travel(bucket: GatherBucket = bucket) -> None:
-                halves.all_gather(bucket.row(), bucket.flat)
+                bucket.fill()
+                halves.all_gather(bucket.row, bucket.flat)
 
             bucket.ready_seconds = time.perf_counter()
             bucket.ticket = self._means.channel.submit(travel)

@@ -6,7 +6,8 @@ in the same bucket of the backward and in the same bucket of the forward. A plan
 in opposite orders has about m + n sections, however many parameters. Each is cut in one part a
 rank, of equal size, the last ones filled up with zeros.
 
-Both kinds of bucket lie in the same memory: nothing is gathered before everything is reduced.
+A parameter's average is lent from where it arrives, in a row of the gather bucket; one that is cut
+by the rows of several sections is copied into memory of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 from torch import nn
 
 from slipstream.plan import Bucket, Plan
-from slipstream.sync.buffers import Strides, real_dtype, view_of
-from slipstream.sync.pieces import GatherBucket, Piece, ReduceBucket, Section
+from slipstream.sync.buffers import Strides, real_dtype
+from slipstream.sync.pieces import GatherBucket, Piece, ReduceBucket
 
 
 @dataclass(frozen=True)
@@ -40,107 +41,107 @@ class Layout:
 
 
 @dataclass
-class _Members:
-    """What a section will hold. coming: the index of its gather bucket."""
+class _Section:
+    """Parameters that travel together in both halves, one behind the other.
 
-    coming: int
+    gather: the index of its gather bucket; mine: [size], this rank's part in the reduced row.
+    """
+
+    gather: int
     world_size: int
     pieces: list[Piece] = field(default_factory=list)
-
-    @property
-    def width(self) -> int:
-        return sum(piece.width for piece in self.pieces)
+    mine: torch.Tensor = field(init=False)
 
     @property
     def size(self) -> int:
-        return -(-self.width // self.world_size)
+        """Elements of the part of a rank."""
+        return -(-sum(piece.width for piece in self.pieces) // self.world_size)
+
+    def offsets(self) -> Iterator[tuple[Piece, int]]:
+        """The pieces with the elements that lie before them."""
+        offset = 0
+        for piece in self.pieces:
+            yield piece, offset
+            offset += piece.width
 
 
 def lay_out(
-    plan: Plan, params: Mapping[str, nn.Parameter], strides: Mapping[str, Strides], world_size: int
+    plan: Plan,
+    params: Mapping[str, nn.Parameter],
+    strides: Mapping[str, Strides],
+    rank: int,
+    world_size: int,
 ) -> Layout:
     """The memory for a plan that gathers.
 
-    Twice the gradients (the matrices, and what `p.grad` shows) plus one row of every bucket.
+    Twice the gradients (the matrices of both halves), one row of every bucket of the backward, and
+    the parameters that are cut by rows once more.
     """
     assert plan.gather is not None
     names = [name for bucket in plan.reduce for name in bucket.gradients]
     pieces = {name: Piece(name, params[name], strides[name]) for name in names}
     coming = {name: at for at, bucket in enumerate(plan.gather) for name in bucket.gradients}
-    members = [_members(bucket, pieces, coming, world_size) for bucket in plan.reduce]
-    memory: dict[torch.dtype, torch.Tensor] = {}
-    reduce, sections = [], [list[Section]() for _ in plan.gather]
-    lengths = [world_size * sum(m.size + len(m.pieces) for m in group) for group in members]
-    matrices = _matrices(plan.reduce, lengths, params, memory)
-    for bucket, group, flat in zip(plan.reduce, members, matrices, strict=True):
-        made = ReduceBucket(bucket, flat, world_size, [p for m in group for p in m.pieces])
-        for index, piece in enumerate(made.slots):
-            piece.reduce, piece.index = made, index
-        start = 0
-        for part in group:
-            columns = flat.view(world_size, -1)[:, start : start + part.size]
-            mine = made.row[start : start + part.size]
-            sections[part.coming].append(_section(part, columns, mine, made.padding))
-            start += part.size
-        reduce.append(made)
-    lengths = [world_size * sum(section.size for section in group) for group in sections]
+    reduce, sections = [], list[_Section]()
+    for bucket in plan.reduce:
+        found = _sections(bucket, pieces, coming, world_size)
+        reduce.append(_reduce_bucket(bucket, found, world_size))
+        sections += found
     gather = []
-    matrices = _matrices(plan.gather, lengths, params, memory)
-    for bucket, parts, flat in zip(plan.gather, sections, matrices, strict=True):
-        gathers = GatherBucket(bucket, flat, parts)
-        gathers.pieces = [pieces[name] for name in bucket.gradients]
-        gather.append(gathers)
+    for index, bucket in enumerate(plan.gather):
+        members = [section for section in sections if section.gather == index]
+        made = _gather_bucket(bucket, members, rank, world_size)
+        made.pieces = [pieces[name] for name in bucket.gradients]
+        gather.append(made)
     return Layout(reduce, gather, pieces)
 
 
-def _matrices(
-    buckets: Sequence[Bucket],
-    lengths: Sequence[int],
-    params: Mapping[str, nn.Parameter],
-    memory: dict[torch.dtype, torch.Tensor],
-) -> list[torch.Tensor]:
-    """The memory of buckets, 1-D, out of one tensor a dtype, which is made where it lacks.
-
-    The second half finds that of the first, which is longer by the flags.
-    """
-    firsts = [params[bucket.gradients[0]] for bucket in buckets]
-    dtypes = [real_dtype(param.dtype) for param in firsts]
-    used = dict.fromkeys(dtypes, 0)
-    found = []
-    for length, dtype, param in zip(lengths, dtypes, firsts, strict=True):
-        if dtype not in memory:
-            total = sum(n for n, other in zip(lengths, dtypes, strict=True) if other is dtype)
-            memory[dtype] = torch.zeros(total, dtype=dtype, device=param.device)
-        start = used[dtype]
-        used[dtype] += length
-        found.append(memory[dtype][start : start + length])
-    return found
-
-
-def _members(
+def _sections(
     bucket: Bucket, pieces: Mapping[str, Piece], coming: Mapping[str, int], world_size: int
-) -> list[_Members]:
-    """What the sections of a reduce bucket hold."""
-    found: dict[int, _Members] = {}
+) -> list[_Section]:
+    """The sections of a bucket of the backward."""
+    found: dict[int, _Section] = {}
     for name in bucket.gradients:
         index = coming[name]
-        found.setdefault(index, _Members(index, world_size)).pieces.append(pieces[name])
+        found.setdefault(index, _Section(index, world_size)).pieces.append(pieces[name])
     return list(found.values())
 
 
-def _section(
-    members: _Members, columns: torch.Tensor, mine: torch.Tensor, padding: list[torch.Tensor]
-) -> Section:
-    """A section, whose pieces learn where they lie; adds to `padding` what none of them fills."""
-    averages = torch.zeros(columns.numel(), dtype=columns.dtype, device=columns.device)
-    offset = 0
-    for piece in members.pieces:
-        piece.place(columns, offset)
-        piece.view = view_of(averages[offset : offset + piece.width], piece.param, piece.stride)
-        piece.stride = piece.view.stride()
-        offset += piece.width
-    padding += [part for part in _behind(columns, offset) if part.numel()]
-    return Section(averages, mine)
+def _reduce_bucket(bucket: Bucket, sections: Sequence[_Section], world_size: int) -> ReduceBucket:
+    """A bucket of the backward; its pieces and sections learn where they lie in it."""
+    pieces = [piece for section in sections for piece in section.pieces]
+    length = world_size * (sum(section.size for section in sections) + len(pieces))
+    flat = _zeros(length, pieces[0].param)
+    made = ReduceBucket(bucket, flat, world_size, pieces)
+    for index, piece in enumerate(pieces):
+        piece.reduce, piece.index = made, index
+    start = 0
+    for section in sections:
+        columns = flat.view(world_size, -1)[:, start : start + section.size]
+        section.mine = made.row[start : start + section.size]
+        for piece, offset in section.offsets():
+            piece.place(columns, offset)
+        filled = sum(piece.width for piece in section.pieces)
+        made.padding += [part for part in _behind(columns, filled) if part.numel()]
+        start += section.size
+    return made
+
+
+def _gather_bucket(
+    bucket: Bucket, sections: Sequence[_Section], rank: int, world_size: int
+) -> GatherBucket:
+    """A bucket of the forward; its pieces learn from where `p.grad` is lent."""
+    width = sum(section.size for section in sections)
+    flat = _zeros(world_size * width, sections[0].pieces[0].param)
+    matrix = flat.view(world_size, width)
+    made = GatherBucket(bucket, flat, matrix[rank])
+    start = 0
+    for section in sections:
+        columns = matrix[:, start : start + section.size]
+        made.parts.append(section.mine)
+        for piece, offset in section.offsets():
+            made.copies += piece.receive(columns, offset)
+        start += section.size
+    return made
 
 
 def _behind(columns: torch.Tensor, offset: int) -> Iterator[torch.Tensor]:
@@ -149,3 +150,7 @@ def _behind(columns: torch.Tensor, offset: int) -> Iterator[torch.Tensor]:
         row, column = divmod(offset, columns.shape[1])
         yield columns[row, column:]
         yield columns[row + 1 :]
+
+
+def _zeros(length: int, like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(length, dtype=real_dtype(like.dtype), device=like.device)
