@@ -32,6 +32,7 @@ SCRIPTS = (
     "simulate_speed",
     "lab_plans",
     "reproduce_mgwfbp",
+    "reproduce_four_minutes",
 )
 
 

@@ -86,7 +86,16 @@ SURFACE = {
         "--check",
         "--json",
     ],
-    "probe": ["--nodes", "--per-node", "--seconds", "--output", "--overwrite", "--json"],
+    "probe": [
+        "--nodes",
+        "--per-node",
+        "--seconds",
+        "--collective",
+        "--wire",
+        "--output",
+        "--overwrite",
+        "--json",
+    ],
     "profile": [
         "recipe",
         "--set",

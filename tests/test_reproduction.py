@@ -21,3 +21,13 @@ def test_the_tables_on_the_page_are_what_the_code_gives() -> None:
     result = json.loads(run.stdout.splitlines()[-1])
     assert result["stale"] == []
     assert result["ratios"]["golden_greedy_over_optimum"] == pytest.approx(1.909, abs=1e-3)
+
+
+@pytest.mark.processes
+def test_the_tables_of_four_minutes_are_what_the_code_gives() -> None:
+    script = SCRIPT.with_name("reproduce_four_minutes.py")
+    run = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=100
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1])["stale"] == []

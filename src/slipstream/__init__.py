@@ -14,19 +14,31 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.errors import SlipstreamError
     from slipstream.plan import Bucket, Gradient, Plan
+    from slipstream.sync import DDPHookState, ddp_hook
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Bucket": "slipstream.plan",
     "Cluster": "slipstream.cluster",
+    "DDPHookState": "slipstream.sync",
     "Gradient": "slipstream.plan",
     "GradientSync": "slipstream.auto",
     "Plan": "slipstream.plan",
     "SlipstreamError": "slipstream.errors",
+    "ddp_hook": "slipstream.sync",
 }
 
-__all__ = ["Bucket", "Cluster", "Gradient", "GradientSync", "Plan", "SlipstreamError"]
+__all__ = [
+    "Bucket",
+    "Cluster",
+    "DDPHookState",
+    "Gradient",
+    "GradientSync",
+    "Plan",
+    "SlipstreamError",
+    "ddp_hook",
+]
 
 
 def __getattr__(name: str) -> Any:

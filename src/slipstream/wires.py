@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
@@ -21,6 +22,24 @@ CollectiveName = Literal[
     "a2a_topk",
 ]
 DenseWire = Literal["float32", "bfloat16", "float16"]
+
+WIRE_BYTES: Mapping[DenseWire, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+DENSE_WIRES: Mapping[CollectiveName, tuple[DenseWire, ...]] = {
+    "native": ("float32",),
+    "ring": ("float32", "bfloat16"),
+    "halving_doubling": ("float32", "bfloat16"),
+    "recursive_doubling": ("float32", "bfloat16"),
+    "direct": ("float32", "bfloat16", "float16"),
+    "hierarchical": ("float32", "bfloat16"),
+    "torus": ("float32", "bfloat16", "float16"),
+}
+"""What the dense collectives can send. float16, whose range is small, only where no partial sum
+travels that has not been divided: every sum is formed in 32 bits, by whom it belongs to."""
+
+
+def wires_of(name: str) -> tuple[DenseWire, ...]:
+    """What a collective can send in full; nothing for one that is sparse or that there is not."""
+    return DENSE_WIRES.get(name, ())  # type: ignore[call-overload,no-any-return]
 
 
 class Density(Frozen):

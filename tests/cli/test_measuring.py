@@ -90,12 +90,23 @@ def test_a_probe_shows_table_fits_and_links(
     asked: list[Measurement], capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = run(capfd, "probe", "--seconds", "3", "--output", "mine.json")
-    assert asked[0].wanted == {"seconds": 3.0}
+    assert asked[0].wanted == {"seconds": 3.0, "collectives": [], "wires": ["float32"]}
     assert "  1.00 MiB    4.00 ms     200 µs" in out
     assert "floor: max(1 ms, 3.81 ns/B); off by 0%" in out
     assert "two regimes: " in out and "line: " in out
     assert "links between nodes: 30 µs, 1 Gbit/s" in out and "inside nodes" not in out
     assert ClusterSpec.load(Path("mine.json")) == CLUSTER
+
+
+def test_a_probe_measures_the_collectives_and_wires_that_are_named(
+    asked: list[Measurement], capfd: pytest.CaptureFixture[str]
+) -> None:
+    run(capfd, "probe", "--collective", "torus", "--collective", "ring", "--wire", "bfloat16")
+    assert asked[0].wanted["collectives"] == ["torus", "ring"]
+    assert asked[0].wanted["wires"] == ["bfloat16"]
+    refused = CliRunner().invoke(app, ["probe", "--collective", "tours"])
+    assert refused.exit_code == 2
+    assert "there is no collective 'tours'" in refused.output
 
 
 @pytest.mark.parametrize(("command", "document"), [("profile", TRACE), ("probe", CLUSTER)])

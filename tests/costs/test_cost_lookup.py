@@ -85,7 +85,9 @@ def test_what_nobody_measured_is_an_error_with_a_way_out() -> None:
     costs = Costs.from_curves(Cluster.regular(4, 1), {"native": Line(1.0, 1.0)})
     with pytest.raises(CostError, match=r"reduce_scatter by 'native'.*`links`.*slipstream probe"):
         costs.curve(operation="reduce_scatter")
-    with pytest.raises(CostError, match=r"by 'torus'.*measured collectives: native"):
+    with pytest.raises(CostError, match=r"by 'hitopk'.*measured collectives: native"):
+        costs.curve("hitopk")
+    with pytest.raises(CostError, match=r"by 'torus'.*`links`.*slipstream probe"):
         costs.curve("torus")
     with pytest.raises(CostError, match="8 nodes with 1 rank each are asked for; that takes"):
         costs.at(Cluster.regular(8, 1))

@@ -186,14 +186,14 @@ def test_each_bucket_takes_the_cheapest_way_that_is_allowed() -> None:
 def test_lossy_wires_are_taken_only_where_they_are_allowed() -> None:
     line, half = Line(0.1, 1e-3), Line(0.1, 5e-4)
     measured: dict[CostKey, Curve] = {
-        ("native", "all_reduce", "float32"): line,
-        ("native", "all_reduce", "bfloat16"): half,
+        ("ring", "all_reduce", "float32"): line,
+        ("ring", "all_reduce", "bfloat16"): half,
     }
     costs = Costs(FOUR_NODES, measured)
-    trace = step_of([1000] * 4)
-    plan = plan_step("optimal", trace, costs)
+    trace, ring = step_of([1000] * 4), ("ring",)
+    plan = plan_step("optimal", trace, costs, collectives=ring)
     assert {bucket.wire for bucket in plan.reduce} == {"float32"}
-    plan = plan_step("optimal", trace, costs, allow=("float32", "bfloat16"))
+    plan = plan_step("optimal", trace, costs, collectives=ring, allow=("float32", "bfloat16"))
     assert {bucket.wire for bucket in plan.reduce} == {"bfloat16"}
 
 

@@ -116,7 +116,10 @@ def test_what_planners_may_use_is_passed_on() -> None:
     costs = Costs(Cluster.regular(4, 1), MEASURED, LINKS)
     (limited, narrow) = (
         simulate_scaling(trace, costs, [4], choices("optimal"), allowed=allowed)[0]
-        for allowed in (Allowed(max_bucket_bytes=4000), Allowed(wires=("bfloat16",)))
+        for allowed in (
+            Allowed(max_bucket_bytes=4000),
+            Allowed(wires=("bfloat16",), collectives=("ring",)),
+        )
     )
     assert limited.num_buckets == 8
     assert narrow.costs == "formula"

@@ -45,12 +45,17 @@ def step_of(
 
 
 def costs_of(curve: Curve, half: Curve | None = None) -> Costs:
-    """Costs of native collectives on four nodes; `half` for reduce-scatter and all-gather."""
+    """Costs on four nodes, alike for all all-reduces that planners name themselves.
+
+    half: of the native reduce-scatter and all-gather.
+    """
     half = half or curve
     return Costs(
         FOUR_NODES,
         {
             ("native", "all_reduce", "float32"): curve,
+            ("hierarchical", "all_reduce", "float32"): curve,
+            ("ring", "all_reduce", "float32"): curve,
             ("native", "reduce_scatter", "float32"): half,
             ("native", "all_gather", "float32"): half,
         },

@@ -12,9 +12,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ranks import Rank, run_ranks
+from slipstream.cluster import Cluster
+from slipstream.comm import Collective, Collectives
 from slipstream.errors import SlipstreamError
 from slipstream.sync import GradientSync
 from slipstream.sync.reducer import Reducer
+from slipstream.wires import DenseWire, Wire
 from small_models import Gradients, assert_matches, batch, gradients, loss_of, mlp, reseeded
 
 
@@ -85,10 +88,12 @@ def test_recomputation(mode: str, repeats: int, frozen_first: bool, accumulate: 
 def count_sends(sync: GradientSync) -> list[int]:
     """Grows by one for each collective that the engine starts."""
     sent: list[int] = []
-    inner = sync._rounds._means.collective
+    inner = sync._rounds._means.collectives.get()
 
     class Counting:
         name = "native"
+        wire: DenseWire = "float32"
+        layout_invariant = False
 
         def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
             sent.append(flat.numel())
@@ -97,10 +102,15 @@ def count_sends(sync: GradientSync) -> list[int]:
         def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
             """Leaves it to sum_."""
 
-    means = replace(sync._rounds._means, collective=Counting())
+    class Counted(Collectives):
+        def get(self, name: str = "native", wire: Wire = "float32") -> Collective:
+            return Counting()
+
+    means = replace(sync._rounds._means, collectives=Counted(None, Cluster((1,))))
     sync._rounds._means = means
     assert isinstance(sync._rounds.reducer, Reducer)
-    sync._rounds.reducer._collective = means.collective
+    for buffer in sync._rounds.reducer.buffers:
+        buffer.collective = means.collectives.get()
     return sent
 
 

@@ -36,7 +36,7 @@ from slipstream.errors import (
     TraceError,
     UnsupportedModel,
 )
-from slipstream.measure import Profiler, probe_budgeted
+from slipstream.measure import Profiler, probe_budgeted, ways_of
 from slipstream.measure.clocks import HostClock
 from slipstream.plan.halves import charged_bytes
 from slipstream.sync import GradientSync
@@ -213,6 +213,7 @@ class Pilot:
             sizes_to_probe([charged_bytes(gradient) for gradient in trace.gradients]),
             min(settings.probe_seconds, settings.probe_steps * step.seconds),
             operations=("all_reduce", *(HALVES if settings.gathers else ())),
+            ways=ways_of(around.cluster, settings.collectives, settings.wires),
             device=around.device,
             store=around.store,
             timeout_seconds=around.timeout_seconds,

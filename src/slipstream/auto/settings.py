@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from slipstream.cluster import Cluster
-from slipstream.costs import ClusterSpec, Costs, Line, Operation
-from slipstream.errors import PlanError
+from slipstream.costs import ClusterSpec, CostKey, Costs, Line, Operation
+from slipstream.errors import CostError, PlanError
 from slipstream.plan import PLANNER_NAMES, plan_step
 from slipstream.trace import Trace, TraceGradient
+from slipstream.wires import DENSE_WIRES, CollectiveName, DenseWire
 
 STEP_PLANNERS = ("optimal", "mgwfbp", "pipelined")
 """Planners that need measurements: naming one as the plan means auto with it."""
@@ -25,11 +26,11 @@ class AutoSettings:
     """How auto measures and plans.
 
     planner: who plans once all is measured ("pipelined" needs a deferred optimizer);
-    planner_options: the keywords that `plan_step` takes
-    for it. costs: of the cluster; None means that they are probed, in at most `probe_seconds`.
-    steps: that are profiled, and that are timed before and after a change. again_after_steps: when
-    the model is profiled once more. clock: seconds from any fixed point on, for everything that is
-    measured; None means the device's own.
+    planner_options: the keywords that `plan_step` takes for it; of them `collectives` and `allow`,
+    by default "native" and "float32", also say what is probed. costs: of the cluster; None means
+    that they are probed, in at most `probe_seconds`. steps: that are profiled, and that are timed
+    before and after a change. again_after_steps: when the model is profiled once more. clock:
+    seconds from any fixed point on, for everything that is measured; None means the device's own.
     """
 
     planner: str = "optimal"
@@ -71,10 +72,20 @@ class AutoSettings:
         for name in ("probe_steps", "steps", "again_after_steps"):
             if getattr(self, name) < 1:
                 raise PlanError(f"{name} is {getattr(self, name)}; it is at least 1.")
-        for name in ("collectives", "allow"):
-            if name in self.planner_options:
-                raise PlanError(f"auto has no option {name!r}: the engine averages by 'native'.")
-        plan_step(self.planner, _A_STEP, _ITS_COSTS, **self.planner_options)
+        try:
+            plan_step(self.planner, _A_STEP, _ITS_COSTS, **self.planner_options)
+        except CostError as error:
+            raise PlanError(f"auto cannot plan with these options: {error}") from error
+
+    @property
+    def collectives(self) -> Sequence[CollectiveName]:
+        """What buckets may use, and so what is probed."""
+        return tuple(self.planner_options.get("collectives", ("native",)))
+
+    @property
+    def wires(self) -> Sequence[DenseWire]:
+        """What may travel."""
+        return tuple(self.planner_options.get("allow", ("float32",)))
 
     @property
     def gathers(self) -> bool:
@@ -102,7 +113,12 @@ _A_STEP = Trace(
     update_seconds=0.0,
     gradients=(TraceGradient(name="weight", numel=1, ready_seconds=1.0, needed_seconds=0.0),),
 )
+_ALL_REDUCES: list[CostKey] = [
+    (name, "all_reduce", wire) for name, wires in DENSE_WIRES.items() for wire in wires
+]
 _ITS_COSTS = Costs(
     Cluster((2,)),
-    {("native", name, "float32"): Line(1.0, 0.0) for name in ("all_reduce", *HALVES)},
+    dict.fromkeys(
+        [*(("native", name, "float32") for name in HALVES), *_ALL_REDUCES], Line(1.0, 0.0)
+    ),
 )

@@ -38,7 +38,7 @@ ToleranceOption = Annotated[
 ]
 CollectiveOption = Annotated[
     list[str] | None,
-    typer.Option(help="What buckets may use; repeat for several.  [default: native]"),
+    typer.Option(help="What buckets may use; repeat for several.  [default: all measured]"),
 ]
 WireOption = Annotated[
     list[str] | None,

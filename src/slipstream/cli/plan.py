@@ -75,7 +75,7 @@ def plan(
     recorded = load_trace(trace)
     known = read_costs(cluster)
     costs = known if nodes is None else known.at(cluster_of(known, nodes))
-    allowed = allowed_of(tolerance, wire, collective, max_bucket_bytes)
+    allowed = allowed_of(tolerance, wire, collective, costs, max_bucket_bytes)
     choice = PlannerChoice.parse(planner)
     made = allowed.plan(choice, recorded, costs)
     reasons = explain(made, recorded, costs, allow=allowed.wires, collectives=allowed.collectives)

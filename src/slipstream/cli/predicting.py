@@ -13,6 +13,7 @@ from slipstream.errors import PlanError
 from slipstream.plan import Plan, explain
 from slipstream.simulate import Allowed, Scenario, Variation, cluster_of
 from slipstream.trace import Trace, parameters_sha256
+from slipstream.wires import DENSE_WIRES, wires_of
 from slipstream.words import counted
 
 _WIRES: dict[str, Wire] = {
@@ -83,16 +84,25 @@ def allowed_of(
     tolerance: float,
     wires: Sequence[str] | None,
     collectives: Sequence[str] | None,
+    costs: Costs,
     max_bucket_bytes: int | None = None,
 ) -> Allowed:
-    """What planners may use. Raises typer's BadParameter for a wire that there is not."""
+    """What planners may use. Raises typer's BadParameter for what there is not."""
     for wire in wires or ():
         if wire not in _WIRES:
             raise typer.BadParameter(f"there is no wire {wire!r}; there are {', '.join(_WIRES)}")
+    for name in collectives or ():
+        if name not in DENSE_WIRES:
+            known = ", ".join(DENSE_WIRES)
+            raise typer.BadParameter(f"there is no collective {name!r}; there are {known}")
+    chosen = wires or ("float32",)
+    measured = costs.collectives
+    if not any(wire in wires_of(name) for name in measured for wire in chosen):
+        measured = tuple(DENSE_WIRES)  # by formula, where there are links
     return Allowed(
         tolerance=tolerance,
-        wires=[_WIRES[wire] for wire in wires or ("float32",)],
-        collectives=collectives or ("native",),
+        wires=[_WIRES[wire] for wire in chosen],
+        collectives=collectives or measured,
         max_bucket_bytes=max_bucket_bytes,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,13 +22,21 @@ def probe(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="About how long it may take; large sizes may drop out.")
     ] = 60.0,
+    collective: Annotated[
+        list[str] | None,
+        typer.Option(help="What to measure; repeat for several.  [default: all that work here]"),
+    ] = None,
+    wire: Annotated[
+        list[str] | None,
+        typer.Option(help="With what travelling: float32, bfloat16, float16.  [default: float32]"),
+    ] = None,
     output: Annotated[Path, typer.Option(help="The cluster file to write.")] = Path("cluster.json"),
     overwrite: OverwriteOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the cluster file, alone on standard output.")
     ] = False,
 ) -> None:
-    """Measure all-reduces and their halves from 1 KiB to 256 MiB, and the links.
+    """Measure collectives from 1 KiB to 256 MiB, the halves of all-reduces, and the links.
 
     Run it as a job trains: inside torchrun or srun on all nodes, or alone to start ranks here.
     Nothing else should use the network or the processors meanwhile.
@@ -36,13 +45,16 @@ def probe(
     from slipstream.costs import ClusterSpec
     from slipstream.train.launch.measure import PROBE
     from slipstream.train.recipe import load_recipe
+    from slipstream.wires import DENSE_WIRES, WIRE_BYTES
 
+    _check_names(collective or (), DENSE_WIRES, "collective")
+    _check_names(wire or (), WIRE_BYTES, "wire")
     # No training: of the recipe only the number of ranks and the limits of waits are used.
     spec = measure(
         ClusterSpec,
         PROBE,
         load_recipe("digits"),
-        {"seconds": seconds},
+        {"seconds": seconds, "collectives": collective or [], "wires": wire or ["float32"]},
         nodes=nodes,
         per_node=per_node,
         output=output,
@@ -54,6 +66,12 @@ def probe(
     leave_job()
 
 
+def _check_names(names: Iterable[str], known: Iterable[str], what: str) -> None:
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"there is no {what} {name!r}; there are {', '.join(known)}")
+
+
 def _print(spec: ClusterSpec, output: Path) -> None:
     from slipstream.costs import fit_floor, fit_line, fit_two_regimes
     from slipstream.words import duration, size
@@ -61,7 +79,9 @@ def _print(spec: ClusterSpec, output: Path) -> None:
     print(f"{spec.backend} on {spec.nodes} nodes, {spec.cluster.world_size} ranks. {spec.note}")
     for cost in spec.costs:
         points, spreads = cost.points or (), cost.spread_seconds or ()
-        print(f"\n{cost.collective} {cost.operation}\n{'size':>10}  {'median':>9}  {'spread':>9}")
+        sends = "" if cost.wire == "float32" else f", {cost.wire} travels"
+        print(f"\n{cost.collective} {cost.operation}{sends}")
+        print(f"{'size':>10}  {'median':>9}  {'spread':>9}")
         for (num_bytes, seconds), spread in zip(points, spreads, strict=True):
             print(f"{size(num_bytes):>10}  {duration(seconds):>9}  {duration(spread):>9}")
         print()

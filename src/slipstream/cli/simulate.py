@@ -85,9 +85,9 @@ def simulate(
         raise typer.BadParameter("--plan is simulated as it is; leave out --planner")
     outputs = _Outputs(plot, timeline, overwrite)
     outputs.check()
-    allowed = allowed_of(tolerance, wire, collective)
     variation = variation_of(jitter, stragglers, network_jitter, steps, seed)
     recorded, costs = load_trace(trace), read_costs(cluster)
+    allowed = allowed_of(tolerance, wire, collective, costs)
     found = _scenarios(recorded, costs, nodes, planner, plan, allowed)
     rows = [scenario.row(recorded, variation) for scenario in found]
     notes = [*recorded.warnings(), *formula_notes(costs, found)]

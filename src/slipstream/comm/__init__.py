@@ -2,7 +2,8 @@
 
 from slipstream.comm.alone import Alone
 from slipstream.comm.base import Collective, Halves
+from slipstream.comm.chosen import Collectives
 from slipstream.comm.halves import NativeHalves
 from slipstream.comm.native import Native
 
-__all__ = ["Alone", "Collective", "Halves", "Native", "NativeHalves"]
+__all__ = ["Alone", "Collective", "Collectives", "Halves", "Native", "NativeHalves"]

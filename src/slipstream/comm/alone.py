@@ -6,11 +6,15 @@ from typing import Any
 
 import torch
 
+from slipstream.wires import DenseWire
+
 
 class Alone:
     """The sum over one rank is what it was. Follows `Collective` and `Halves`."""
 
     name = "native"
+    wire: DenseWire = "float32"
+    layout_invariant = True
 
     def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """Leaves `flat` as it is; a single rank has nothing to divide by."""

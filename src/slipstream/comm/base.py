@@ -6,9 +6,14 @@ from typing import Any, Protocol
 
 import torch
 
+from slipstream.wires import DenseWire
+
 
 class Collective(Protocol):
     """Sums flat tensors over the ranks of a group that it was built with.
+
+    name, wire: how plans call it, and what travels; layout_invariant: whether an element gets the
+    same bits whatever lies beside it in the tensor.
 
     On CPUs a call blocks until the result is there (the GIL is free meanwhile); on a CUDA device it
     enqueues on the current stream. Every rank of the group must make the same calls in the same
@@ -16,11 +21,14 @@ class Collective(Protocol):
     """
 
     name: str
+    wire: DenseWire
+    layout_invariant: bool
 
     def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """Replaces `flat` (1-D, contiguous, floating point, mutated) by its sum over the ranks.
 
-        The sum is formed in 32 bits or more, divided by `divisor`, and then rounded to the dtype.
+        The sum is formed in 32 bits or more, divided by `divisor`, which is 1 or the number of
+        ranks, and then rounded to the dtype; with a 16-bit wire, also before it travels on.
         Afterwards all ranks hold the same bits. Raises whatever the backend raises when a rank does
         not come.
         """

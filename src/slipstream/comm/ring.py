@@ -13,16 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
-_PARTS = 2
-_CHUNK = 2**14
-"""Elements that torch adds at a time: they stay in the cache, and below 2**15 it adds in the
-calling thread alone, which leaves the other cores to backward."""
+from slipstream.comm.adding import add
 
-_NUMPY_HAS = (torch.float32, torch.float64)
+_PARTS = 2
 
 
 def reduce_scatter(
@@ -62,16 +58,6 @@ def all_gather(matrix: torch.Tensor, group: dist.ProcessGroup) -> None:
             if step < size - 2:
                 ring.send_part(part, step + 1, index)
     ring.end()
-
-
-def add(first: torch.Tensor, second: torch.Tensor, *, out: torch.Tensor) -> None:
-    """Writes first + second (1-D, on one device) into `out`, in the calling thread alone."""
-    if first.device.type == "cpu" and first.dtype == second.dtype and first.dtype in _NUMPY_HAS:
-        np.add(first.numpy(), second.numpy(), out=out.numpy())
-        return
-    chunks = (tensor.split(_CHUNK) for tensor in (first, second, out))
-    for mine, theirs, total in zip(*chunks, strict=True):
-        torch.add(mine, theirs, out=total)
 
 
 class _Ring:

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from slipstream.cluster import Cluster
 from slipstream.costs.cluster_file import ClusterSpec, Links, Operation
 from slipstream.costs.curves import Curve
-from slipstream.costs.formulas import ring
+from slipstream.costs.formulas import ALL_REDUCES, ring
 from slipstream.errors import CostError
-from slipstream.wires import Wire
+from slipstream.wires import WIRE_BYTES, Wire, wires_of
 
 CostKey = tuple[str, Operation, Wire]
 """What a curve is for: collective, operation, wire."""
 
-_BY_FORMULA = ("native", "ring")
-_WIRE_SHARE = {"float32": 1.0, "bfloat16": 0.5, "float16": 0.5}
+_HALVES_BY_FORMULA = ("native", "ring")
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ class Costs:
         if measured is not None:
             return measured
         what = f"{operation} by {collective!r} with wire {wire!r}"
-        if collective not in _BY_FORMULA or not isinstance(wire, str):
+        by_formula = ALL_REDUCES if operation == "all_reduce" else _HALVES_BY_FORMULA
+        if collective not in by_formula or not isinstance(wire, str):
             known = ", ".join(sorted({name for name, _, _ in self.measured})) or "none"
             raise CostError(
                 f"Nobody has measured {what} (measured collectives: {known}); measure it with "
@@ -80,7 +80,20 @@ class Costs:
                 f"Nobody has measured {what}, and the cluster's `links` that could tell are "
                 "missing; measure it with `slipstream probe`, or add `links` to the cluster file."
             )
-        return ring(self.links, self.cluster, operation, _WIRE_SHARE[wire])
+        share = WIRE_BYTES[wire] / WIRE_BYTES["float32"]
+        if operation == "all_reduce":
+            return ALL_REDUCES[collective](self.links, self.cluster, share)
+        return ring(self.links, self.cluster, operation, share)
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """The dense ones of which an all-reduce was measured; `native` where none was."""
+        found = dict.fromkeys(
+            name
+            for name, operation, wire in self.measured
+            if operation == "all_reduce" and isinstance(wire, str)
+        )
+        return tuple(found) or ("native",)
 
     def choices(
         self,
@@ -88,13 +101,16 @@ class Costs:
         wires: Sequence[Wire] = ("float32",),
         operation: Operation = "all_reduce",
     ) -> tuple[Choice, ...]:
-        """Every allowed way to average a bucket that has a cost, in the order given.
+        """Every allowed way to average a bucket that there is and that has a cost, in this order.
 
-        Raises CostError when none of them has.
+        Raises CostError when there is none.
         """
         found, missing = [], []
         for collective in collectives:
             for wire in wires:
+                if isinstance(wire, str) and wire not in wires_of(collective):
+                    missing.append(CostError(f"{collective!r} does not send {wire}."))
+                    continue
                 try:
                     found.append(Choice(collective, wire, self.curve(collective, operation, wire)))
                 except CostError as error:

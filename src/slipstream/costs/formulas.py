@@ -1,23 +1,36 @@
 """What collectives cost by formula, from the links of a cluster: for what nobody has measured.
 
 alpha is a link's latency (seconds a message), beta its seconds per byte, gamma the seconds in
-which a rank adds one byte; N is the number of ranks. Table 1 of "MG-WFBP" (Shi, Chu and Li,
-INFOCOM'19) and the public simulator of its authors:
+which a rank adds one byte; N is the number of ranks, m that of nodes, k that of ranks on one.
+Ring: table 1 of "MG-WFBP" (Shi, Chu and Li, INFOCOM'19) and the public simulator of its authors:
 
     ring   all-reduce        a = 2 (N-1) alpha    b = 2 (N-1)/N beta + (N-1)/N gamma
            reduce-scatter    a =   (N-1) alpha    b =   (N-1)/N (beta + gamma)
            all-gather        a =   (N-1) alpha    b =   (N-1)/N beta
 
 A ring over ranks numbered node by node crosses each node's card once in either direction, so its
-steps go at the pace of the slowest link on it.
+steps go at the pace of the slowest link on it. The others follow by counting rounds, and the bytes
+that a rank sends inside its node and a node's card sends for all ranks of the node together:
+
+    direct              2 rounds; a card sends k (N-k)/N of the bytes in each
+    recursive doubling  log2 N rounds with all bytes; a card sends them k times
+    halving-doubling    2 log2 N rounds; the largest pieces go farthest
+    hierarchical        2 rounds in the node, with all bytes of k-1 ranks; a ring over nodes
+    torus               2 rounds in the node, 2 across, each with its row; the stages' times add up,
+                        although chunks overlap them
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import ceil, log2
 
 from slipstream.cluster import Cluster
 from slipstream.costs.cluster_file import Link, Links, Operation
 from slipstream.costs.curves import Line
 from slipstream.errors import CostError
+
+_FREE = Link(latency_seconds=0.0, seconds_per_byte=0.0)
 
 
 def slowest_link(links: Links, cluster: Cluster) -> Link:
@@ -25,15 +38,7 @@ def slowest_link(links: Links, cluster: Cluster) -> Link:
 
     Raises CostError when a link that the ring needs is not known.
     """
-    used: list[Link] = []
-    if max(cluster.ranks_per_node) > 1:
-        if links.intra is None:
-            raise CostError("The cluster's links lack `intra`, and nodes hold several ranks.")
-        used.append(links.intra)
-    if cluster.nodes > 1:
-        if links.inter is None:
-            raise CostError("The cluster's links lack `inter`, and there are several nodes.")
-        used.append(links.inter)
+    used = [link for link in _used(links, cluster) if link is not _FREE]
     return Link(
         latency_seconds=max(link.latency_seconds for link in used),
         seconds_per_byte=max(link.seconds_per_byte for link in used),
@@ -59,3 +64,121 @@ def ring(links: Links, cluster: Cluster, operation: Operation, wire_share: float
         seconds_per_byte=share
         * (sends * link.seconds_per_byte * wire_share + adds * link.reduce_seconds_per_byte),
     )
+
+
+def direct(links: Links, cluster: Cluster, wire_share: float) -> Line:
+    """An all-reduce in which all ranks exchange rows at once."""
+    intra, inter = _used(links, cluster)
+    ranks, most = cluster.world_size, max(cluster.ranks_per_node)
+    inside = (most - 1) / ranks * intra.seconds_per_byte
+    outside = most * (ranks - most) / ranks * inter.seconds_per_byte
+    return Line(
+        startup_seconds=2 * max(intra.latency_seconds, inter.latency_seconds),
+        seconds_per_byte=2 * wire_share * max(inside, outside)
+        + (ranks - 1) / ranks * _gamma(intra, inter),
+    )
+
+
+def recursive_doubling(links: Links, cluster: Cluster, wire_share: float) -> Line:
+    """An all-reduce in log2 N rounds with all bytes; two more where N is no power of two."""
+    intra, inter = _used(links, cluster)
+    inside, outside = _rounds(cluster)
+    most = max(cluster.ranks_per_node)
+    carried = inside * intra.seconds_per_byte + outside * most * inter.seconds_per_byte
+    return Line(
+        startup_seconds=inside * intra.latency_seconds + outside * inter.latency_seconds,
+        seconds_per_byte=wire_share * carried + (inside + outside) * _gamma(intra, inter),
+    )
+
+
+def halving_doubling(links: Links, cluster: Cluster, wire_share: float) -> Line:
+    """An all-reduce in 2 log2 N rounds; two more, with all bytes, where N is no power of two."""
+    intra, inter = _used(links, cluster)
+    inside, outside = _rounds(cluster)
+    ranks, most = cluster.world_size, max(cluster.ranks_per_node)
+    far = most * (1 - most / ranks) * inter.seconds_per_byte
+    near = (most - 1) / ranks * intra.seconds_per_byte
+    folds = 0 if ranks & (ranks - 1) == 0 else 1
+    worst = max(intra.seconds_per_byte, most * inter.seconds_per_byte)
+    return Line(
+        startup_seconds=2 * (inside * intra.latency_seconds + outside * inter.latency_seconds),
+        seconds_per_byte=2 * wire_share * (far + near + folds * worst)
+        + (ranks - 1) / ranks * _gamma(intra, inter),
+    )
+
+
+def hierarchical(links: Links, cluster: Cluster, wire_share: float) -> Line:
+    """An all-reduce over the first ranks of the nodes, which gather and spread inside them.
+
+    wire_share: between nodes; inside one, values travel as they are.
+    """
+    intra, inter = _used(links, cluster)
+    nodes, others = cluster.nodes, max(cluster.ranks_per_node) - 1
+    share = (nodes - 1) / nodes
+    return Line(
+        startup_seconds=2 * min(1, others) * intra.latency_seconds
+        + 2 * (nodes - 1) * inter.latency_seconds,
+        seconds_per_byte=2 * others * intra.seconds_per_byte
+        + 2 * share * inter.seconds_per_byte * wire_share
+        + (others + share) * _gamma(intra, inter),
+    )
+
+
+def torus(links: Links, cluster: Cluster, wire_share: float) -> Line:
+    """An all-reduce across nodes by all ranks of a node at once, each with its row.
+
+    wire_share: between nodes. Raises CostError where nodes differ in size.
+    """
+    if len(set(cluster.ranks_per_node)) > 1:
+        raise CostError(f"The torus needs as many ranks on every node, and there are {cluster}.")
+    intra, inter = _used(links, cluster)
+    nodes, ranks = cluster.nodes, cluster.ranks_per_node[0]
+    inside, across = (ranks - 1) / ranks, (nodes - 1) / nodes
+    return Line(
+        startup_seconds=2 * (intra.latency_seconds + inter.latency_seconds),
+        seconds_per_byte=2 * inside * intra.seconds_per_byte
+        + 2 * across * inter.seconds_per_byte * wire_share
+        + (inside + across / ranks) * _gamma(intra, inter),
+    )
+
+
+ALL_REDUCES: Mapping[str, Callable[[Links, Cluster, float], Line]] = {
+    "native": lambda links, cluster, share: ring(links, cluster, "all_reduce", share),
+    "ring": lambda links, cluster, share: ring(links, cluster, "all_reduce", share),
+    "direct": direct,
+    "recursive_doubling": recursive_doubling,
+    "halving_doubling": halving_doubling,
+    "hierarchical": hierarchical,
+    "torus": torus,
+}
+"""The line of an all-reduce, from links, cluster and the share of bytes that travel."""
+
+
+def _used(links: Links, cluster: Cluster) -> tuple[Link, Link]:
+    """The links inside and between nodes; one that the cluster does not have costs nothing.
+
+    Raises CostError when one that it has is not known.
+    """
+    intra = inter = _FREE
+    if max(cluster.ranks_per_node) > 1:
+        if links.intra is None:
+            raise CostError("The cluster's links lack `intra`, and nodes hold several ranks.")
+        intra = links.intra
+    if cluster.nodes > 1:
+        if links.inter is None:
+            raise CostError("The cluster's links lack `inter`, and there are several nodes.")
+        inter = links.inter
+    return intra, inter
+
+
+def _gamma(intra: Link, inter: Link) -> float:
+    return max(intra.reduce_seconds_per_byte, inter.reduce_seconds_per_byte)
+
+
+def _rounds(cluster: Cluster) -> tuple[float, float]:
+    """Rounds of doubling inside nodes and between them; a fold at both ends counts as two."""
+    ranks, most = cluster.world_size, max(cluster.ranks_per_node)
+    core = 1 << (ranks.bit_length() - 1)
+    rounds = log2(core) + (0 if core == ranks else 2)
+    inside = float(min(rounds, ceil(log2(most)))) if cluster.nodes > 1 else rounds
+    return inside, rounds - inside

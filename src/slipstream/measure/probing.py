@@ -13,22 +13,27 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from slipstream.cluster import Cluster
-from slipstream.comm import Native, NativeHalves
+from slipstream.comm import Collectives, NativeHalves
+from slipstream.comm.chosen import check
 from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import backend_of
 from slipstream.costs import ClusterSpec, Links, MeasuredCost
 from slipstream.costs.cluster_file import Operation
-from slipstream.errors import CostError, RanksDiffer
+from slipstream.errors import CostError, PlanError, RanksDiffer
 from slipstream.measure.halves import GatherHalf, ScatterHalf
 from slipstream.measure.links import measure_links
 from slipstream.measure.spread import median_and_spread
 from slipstream.measure.timing import FLOAT_BYTES, Bench, Sweep
+from slipstream.wires import DENSE_WIRES, CollectiveName, DenseWire
 from slipstream.words import size as size_words
 
 SIZES = tuple(2**power for power in range(10, 29))
 """1 KiB to 256 MiB, doubling."""
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 """What can be measured: all-reduces, and the two halves of which pipelined plans consist."""
+Way = tuple[CollectiveName, DenseWire]
+"""A collective and what it sends."""
+NATIVE: tuple[Way, ...] = (("native", "float32"),)
 _LINK_SHARE = 0.2
 _LARGEST_MESSAGE_BYTES = 4 * 2**20
 
@@ -40,6 +45,7 @@ def probe(
     sizes: Sequence[int] = SIZES,
     seconds: float = 60.0,
     operations: Sequence[Operation] = ("all_reduce",),
+    ways: Sequence[Way] = NATIVE,
     device: torch.device | None = None,
     store: Store | None = None,
     timeout_seconds: float = 600.0,
@@ -51,7 +57,8 @@ def probe(
     group: all ranks of the cluster, unused meanwhile. sizes: of buckets in bytes, increasing
     multiples of 4; the largest ones are left out where the time does not suffice, and the smallest
     is always measured. seconds: about what it may take, by rank 0's clock. operations: out of
-    OPERATIONS, which share the time. device: where gradients live, by default the CPU. tell: takes
+    OPERATIONS, which share the time. ways: the collectives and wires of all-reduces; halves are
+    measured of the native one. device: where gradients live, by default the CPU. tell: takes
     sentences about the progress.
 
     Returns the same on every rank: the table with medians and interquartile ranges over the
@@ -60,9 +67,9 @@ def probe(
     Raises CostError for settings that cannot be measured, RanksDiffer on all ranks when theirs
     differ, RankFailure when one does not come.
     """
-    asked = _Asked(sizes, seconds, operations)
+    asked = _Asked(sizes, seconds, operations, ways)
     bench = _bench(group, cluster, asked, device, store, timeout_seconds, clock, tell)
-    costs = _costs(group, bench, asked, seconds * (1 - _LINK_SHARE))
+    costs = _costs(group, cluster, bench, asked, seconds * (1 - _LINK_SHARE))
     large_bytes = min(_LARGEST_MESSAGE_BYTES, max(_largest(costs), 2048))
     links = measure_links(group, cluster, bench, large_bytes)
     return _spec(group, cluster, bench, costs, sizes, links)
@@ -75,15 +82,16 @@ def probe_budgeted(
     seconds: float,
     *,
     operations: Sequence[Operation] = ("all_reduce",),
+    ways: Sequence[Way] = NATIVE,
     device: torch.device | None = None,
     store: Store | None = None,
     timeout_seconds: float = 600.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ClusterSpec:
     """`probe` without the links, for a job that has little time and knows its sizes."""
-    asked = _Asked(sizes, seconds, operations)
+    asked = _Asked(sizes, seconds, operations, ways)
     bench = _bench(group, cluster, asked, device, store, timeout_seconds, clock, lambda _: None)
-    costs = _costs(group, bench, asked, seconds)
+    costs = _costs(group, cluster, bench, asked, seconds)
     return _spec(group, cluster, bench, costs, sizes, None)
 
 
@@ -94,6 +102,7 @@ class _Asked:
     sizes: Sequence[int]
     seconds: float
     operations: Sequence[Operation]
+    ways: Sequence[Way]
 
 
 def _bench(
@@ -112,6 +121,7 @@ def _bench(
         "sizes": list(asked.sizes),
         "seconds": asked.seconds,
         "operations": list(asked.operations),
+        "collectives": [list(way) for way in asked.ways],
         "ranks of each node": list(cluster.ranks_per_node),
         "device type": (device or torch.device("cpu")).type,
     }
@@ -146,28 +156,66 @@ def _check(cluster: Cluster, world_size: int, asked: _Asked) -> None:
             f"Operations to probe are some of {', '.join(OPERATIONS)}, each once; not "
             f"{', '.join(asked.operations) or 'none'}."
         )
+    _check_ways(asked, cluster)
     if not (math.isfinite(seconds) and seconds > 0):
         raise CostError(f"A probe takes a finite time above 0, not {seconds} s.")
 
 
+def _check_ways(asked: _Asked, cluster: Cluster) -> None:
+    if "all_reduce" in asked.operations and not asked.ways:
+        raise CostError("All-reduces to probe need a collective, such as 'native'.")
+    for collective, wire in asked.ways:
+        try:
+            check(collective, wire, cluster)
+        except PlanError as error:
+            raise CostError(str(error)) from error
+
+
+def ways_of(
+    cluster: Cluster,
+    collectives: Sequence[CollectiveName] = (),
+    wires: Sequence[DenseWire] = ("float32",),
+) -> tuple[Way, ...]:
+    """Every collective that works on the cluster, or those asked for, with each of these wires.
+
+    Raises CostError for a collective that there is not or not on this cluster, and where none sends
+    any of the wires.
+    """
+    found = []
+    for collective in collectives or DENSE_WIRES:
+        try:
+            check(collective, "float32", cluster)
+        except PlanError as error:
+            if collectives:
+                raise CostError(str(error)) from error
+            continue
+        found += [(collective, w) for w in wires if w in DENSE_WIRES[collective]]
+    if not found:
+        raise CostError(f"None of {', '.join(collectives)} sends {' or '.join(wires)}.")
+    return tuple(found)
+
+
 def _costs(
-    group: dist.ProcessGroup, bench: Bench, asked: _Asked, seconds: float
+    group: dist.ProcessGroup, cluster: Cluster, bench: Bench, asked: _Asked, seconds: float
 ) -> tuple[MeasuredCost, ...]:
-    halves = NativeHalves(group)
-    runs: dict[Operation, Callable[[torch.Tensor], None]] = {
-        "all_reduce": Native(group).sum_,
-        "reduce_scatter": ScatterHalf(halves, group.size()),
-        "all_gather": GatherHalf(halves, group.size()),
-    }
-    share = {name: 2 if name == "all_reduce" else 1 for name in asked.operations}  # as the bytes
+    halves, collectives = NativeHalves(group), Collectives(group, cluster)
+    runs: list[tuple[Operation, Way, Callable[[torch.Tensor], None]]] = []
+    for operation in asked.operations:
+        if operation == "all_reduce":
+            runs += [(operation, way, collectives.get(*way).sum_) for way in asked.ways]
+        else:
+            half = ScatterHalf if operation == "reduce_scatter" else GatherHalf
+            runs.append((operation, NATIVE[0], half(halves, group.size())))
+    shares = [2 if operation == "all_reduce" else 1 for operation, _, _ in runs]  # as the bytes
     return tuple(
-        _cost(name, runs[name], bench, asked.sizes, seconds * share[name] / sum(share.values()))
-        for name in asked.operations
+        _cost(operation, way, run, bench, asked.sizes, seconds * share / sum(shares))
+        for (operation, way, run), share in zip(runs, shares, strict=True)
     )
 
 
 def _cost(
     name: Operation,
+    way: Way,
     run: Callable[[torch.Tensor], None],
     bench: Bench,
     sizes: Sequence[int],
@@ -177,8 +225,9 @@ def _cost(
         times = Sweep(run, bench, sizes, seconds).run()
     found = {size: median_and_spread(repetitions) for size, repetitions in times.items()}
     return MeasuredCost(
-        collective="native",
+        collective=way[0],
         operation=name,
+        wire=way[1],
         points=tuple((size, median) for size, (median, _) in found.items()),
         spread_seconds=tuple(spread for _, spread in found.values()),
     )

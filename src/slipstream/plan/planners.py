@@ -2,6 +2,7 @@
 
 wfbp, single, fixed, ddp   by sizes alone (`baselines.py`)
 mgwfbp                     the paper's greedy rule (`mgwfbp.py`)
+four_minutes               a pool of ready gradients, and a switch of collectives by size
 optimal                    exact, then the fewest buckets within a tolerance
 pipelined                  reduce-scatter in backward, all-gather in the next forward, each
                            half planned exactly
@@ -20,6 +21,7 @@ from slipstream.plan.baselines import PLANNERS, plan_buckets
 from slipstream.plan.bounds import lower_bounds
 from slipstream.plan.cutting import as_buckets, cut_half
 from slipstream.plan.fewest import fewest
+from slipstream.plan.four_minutes import LARGE, OPTIONS, SMALL, four_minutes
 from slipstream.plan.halves import backward_half, forward_half
 from slipstream.plan.lane import Cuts, Lane
 from slipstream.plan.mgwfbp import VARIANTS, mgwfbp
@@ -28,7 +30,8 @@ from slipstream.plan.optimal import optimal
 from slipstream.plan.timing import time_step
 from slipstream.trace import Trace
 
-STEP_PLANNERS = ("mgwfbp", "optimal", "pipelined")
+STEP_PLANNERS = ("mgwfbp", "four_minutes", "optimal", "pipelined")
+_OPTIONS = {"mgwfbp": ("variant",), "four_minutes": OPTIONS}
 PLANNER_NAMES = (*PLANNERS, *STEP_PLANNERS)
 DEFAULT_TOLERANCE = 0.005
 
@@ -48,7 +51,7 @@ def plan_step(
 
     planner: one of PLANNER_NAMES; options: the planner's own, such as `cap_bytes` or `variant`.
     Each bucket gets the cheapest of the allowed `collectives` and wires (`allow`); wires other than
-    "float32" lose precision.
+    "float32" lose precision. `four_minutes` uses its own two collectives, whatever is allowed.
     tolerance, max_bucket_bytes: for `optimal` and `pipelined`. Of all plans whose communication
     ends at most `tolerance` (relative) after the earliest possible end, theirs has the fewest
     buckets; no bucket exceeds max_bucket_bytes in memory, except by a single gradient.
@@ -65,6 +68,10 @@ def plan_step(
         gather = _gather(trace, gather_choices, tolerance, max_bucket_bytes)
         reduce = as_buckets(cut_half(half, choices, exact, max_bucket_bytes), choices)
         return _finished(planner, trace, costs, (reduce, choices), (gather, gather_choices))
+    if planner == "four_minutes":
+        choices = costs.choices((SMALL, LARGE), allow)
+        reduce = four_minutes(trace.gradients, choices, **options)
+        return _finished(planner, trace, costs, (reduce, choices))
     choices = costs.choices(collectives, allow)
     if planner in PLANNERS:
         reduce = _by_sizes(planner, trace, choices, options)
@@ -116,7 +123,7 @@ def _check(
         if max_bucket_bytes < 1:
             raise PlanError(f"max_bucket_bytes is {max_bucket_bytes}; it is at least 1 byte.")
     if planner in STEP_PLANNERS:
-        known_options = ("variant",) if planner == "mgwfbp" else ()
+        known_options = _OPTIONS.get(planner, ())
         for option in options:
             if option not in known_options:
                 takes = ", ".join(known_options) or "no options of its own"

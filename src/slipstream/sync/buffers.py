@@ -14,8 +14,11 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from slipstream.comm import Collective
+from slipstream.comm.formats import TRAVELS_AS
 from slipstream.plan import Bucket
 from slipstream.sync.tickets import Finished
+from slipstream.wires import DenseWire
 
 SMALL_BYTES = 2**14
 SIXTEEN_BIT = (torch.float16, torch.bfloat16)
@@ -102,24 +105,30 @@ class Slot:
 class BucketBuffer:
     """The memory of one bucket and its state in the current round.
 
-    divides_first: gradients are divided by the number of ranks before they travel. flat: 1-D, of
+    collective: carries it; divides_first: gradients are divided by the number of ranks before they
+    travel. flat: 1-D, of
     the gradients' dtype (real parts and imaginary parts interleaved for complex ones); flags: its
     tail, one element a gradient. pending: gradients of this round that are still to be copied in.
     """
 
     def __init__(
-        self, bucket: Bucket, params: Mapping[str, nn.Parameter], strides: Mapping[str, Strides]
+        self,
+        bucket: Bucket,
+        params: Mapping[str, nn.Parameter],
+        strides: Mapping[str, Strides],
+        collective: Collective,
     ) -> None:
         members = [(name, params[name]) for name in bucket.gradients]
         first = members[0][1]
         widths = [p.numel() * (2 if p.is_complex() else 1) for _, p in members]
         self.bytes = bucket.bytes
+        self.collective = collective
         self.flat = torch.zeros(
             sum(widths) + len(members), dtype=real_dtype(first.dtype), device=first.device
         )
         self.flags = self.flat[sum(widths) :]
-        # 16-bit gradients would lose small values: the collective divides their wide sums instead
-        self.divides_first = self.flat.dtype not in SIXTEEN_BIT
+        # 16 bits, in memory or on the wire, would lose small values: then the collective divides
+        self.divides_first = self.flat.dtype not in SIXTEEN_BIT and bucket.wire == "float32"
         self.local_flags: torch.Tensor | None = None
         self.missing = 0
         self.pending: list[tuple[Slot, torch.Tensor | None]] = []
@@ -174,11 +183,15 @@ def in_layout(gradient: torch.Tensor, strides: Strides) -> torch.Tensor:
 def mark_finite(slot: Slot, world_size: int) -> None:
     """Sets the slot's flag to NaN when its view is not finite; see `nan_unless_finite`."""
     if slot.view.numel() > 0:
-        slot.flag.add_(nan_unless_finite(slot.view, world_size).to(slot.flag.dtype))
+        wire = slot.buffer.collective.wire
+        slot.flag.add_(nan_unless_finite(slot.view, world_size, wire).to(slot.flag.dtype))
 
 
-def nan_unless_finite(gradient: torch.Tensor, world_size: int) -> torch.Tensor:
-    """0 (0-d), or NaN where the gradient is not finite or its sum over ranks would overflow.
+def nan_unless_finite(
+    gradient: torch.Tensor, world_size: int, wire: DenseWire = "float32"
+) -> torch.Tensor:
+    """0 (0-d), or NaN where the gradient is not finite, or its sum over ranks or what travels of it
+    would overflow.
 
     Only 16-bit gradients are summed before they are divided, in 32 bits, which bfloat16's range
     fills. No value is read back, so nothing waits on a GPU.
@@ -186,6 +199,8 @@ def nan_unless_finite(gradient: torch.Tensor, world_size: int) -> torch.Tensor:
     largest: torch.Tensor = torch.linalg.vector_norm(gradient, ord=float("inf"))
     if largest.dtype in SIXTEEN_BIT:
         largest = largest.float().mul_(world_size)
+    elif wire != "float32":
+        largest = largest.to(TRAVELS_AS[wire]).to(largest.dtype)
     return largest.mul_(0.0)
 
 

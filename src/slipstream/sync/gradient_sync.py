@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 
 from slipstream.cluster import Cluster
-from slipstream.comm import Alone, Native, NativeHalves
+from slipstream.comm import Alone, Collectives, NativeHalves
 from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
 from slipstream.errors import RanksDiffer, SlipstreamError
@@ -117,7 +117,7 @@ class GradientSync:
         means = Means(
             params=self._params,
             strides=self._strides,
-            collective=Native(self._group) if self._group is not None else Alone(),
+            collectives=Collectives(self._group, self._cluster),
             halves=NativeHalves(self._group) if self._group and self.world_size > 1 else Alone(),
             channel=self._channel,
             peers=self._peers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from slipstream.comm import Collective, Halves
+from slipstream.comm import Collectives, Halves
 from slipstream.comm.peers import Peers
 from slipstream.sync.buffers import Strides
 from slipstream.sync.channel import Channel
@@ -15,13 +15,13 @@ from slipstream.sync.wrapping import Params
 class Means:
     """The same things for all rounds of a model.
 
-    params: every parameter by name; strides: the agreed layouts; collective: averages buckets,
+    params: every parameter by name; strides: the agreed layouts; collectives: average buckets,
     halves: scatters and gathers them; timeout_seconds: limit of a wait.
     """
 
     params: Params
     strides: dict[str, Strides]
-    collective: Collective
+    collectives: Collectives
     halves: Halves
     channel: Channel
     peers: Peers

@@ -47,7 +47,7 @@ class PipelinedReducer:
         self.hold = False
         self.waited_seconds = 0.0
         device = self.buffers[0].row.device if self.buffers else torch.device("cpu")
-        self._norms = Norms(device, means.collective, means.peers.rank, world_size)
+        self._norms = Norms(device, means.collectives.get(), means.peers.rank, world_size)
         self._means = means
         self._world_size = world_size
         self._divisors = Divisors(world_size)

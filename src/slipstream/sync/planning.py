@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slipstream.cluster import Cluster
+from slipstream.comm.chosen import check as check_collective
 from slipstream.comm.peers import Peers
 from slipstream.errors import PlanError, RanksDiffer
 from slipstream.plan import Bucket, Gradient, Plan, PlanHistory, PlannedStep, plan_buckets
@@ -82,7 +83,7 @@ class PlanKeeper:
             plan = self._plan if isinstance(self._plan, Plan) else self._make(gradients)
             self._entries.append(PlannedStep(step=self.step, plan=plan))
         plan = self._entries[-1].plan
-        _check_fits(plan, gradients)
+        _check_fits(plan, gradients, self._cluster)
         return plan
 
     def saw(self, name: str) -> None:
@@ -111,7 +112,7 @@ class PlanKeeper:
 
         Raises PlanError for a plan that does not fit.
         """
-        _check_fits(plan, gradients_in_reverse(params))
+        _check_fits(plan, gradients_in_reverse(params), self._cluster)
         self.learning, self._order = False, []
         self._future.clear()
         if isinstance(self._plan, Plan):
@@ -138,7 +139,7 @@ class PlanKeeper:
             return None
         if entry is not self._next:
             self._future.popleft()
-            _check_fits(entry.plan, gradients_in_reverse(params))
+            _check_fits(entry.plan, gradients_in_reverse(params), self._cluster)
         self._next = None
         _put(self._entries, entry)
         return entry.plan
@@ -211,12 +212,12 @@ def _covers(plan: Plan, gradients: list[Gradient]) -> bool:
     return True
 
 
-def _check_fits(plan: Plan, gradients: list[Gradient]) -> None:
+def _check_fits(plan: Plan, gradients: list[Gradient], cluster: Cluster) -> None:
     plan.check_covers(gradients)
-    _check_is_within_reach(plan)
+    _check_is_within_reach(plan, cluster)
 
 
-def _check_is_within_reach(plan: Plan) -> None:
+def _check_is_within_reach(plan: Plan, cluster: Cluster) -> None:
     """Raises PlanError for what plans can ask for and this engine cannot do."""
     if plan.wait == "forward" and plan.gather is None:
         raise PlanError(
@@ -224,10 +225,11 @@ def _check_is_within_reach(plan: Plan) -> None:
             "next forward, which the engine cannot do yet; make one with another planner."
         )
     for index, bucket in enumerate((*plan.reduce, *(plan.gather or ()))):
-        if (bucket.collective, bucket.wire) != ("native", "float32"):
+        check_collective(bucket.collective, bucket.wire, cluster)
+        if plan.gather is not None and (bucket.collective, bucket.wire) != ("native", "float32"):
             raise PlanError(
                 f"Bucket {index} of the plan travels by {bucket.collective!r} with wire "
-                f"{bucket.wire!r}; the engine has 'native' with wire 'float32' only."
+                f"{bucket.wire!r}; plans that gather have 'native' with wire 'float32' only."
             )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from slipstream.comm import Collective
+from slipstream.comm import Collectives
 from slipstream.plan import Plan
 from slipstream.sync.buffers import BucketBuffer, Slot, Strides, mark_finite
 from slipstream.sync.channel import Channel
@@ -37,21 +37,23 @@ class Reducer:
         plan: Plan,
         params: Mapping[str, nn.Parameter],
         strides: Mapping[str, Strides],
-        collective: Collective,
+        collectives: Collectives,
         channel: Channel,
         *,
         world_size: int,
         check_finite: bool,
     ) -> None:
         self.plan = plan
-        self.buffers = [BucketBuffer(bucket, params, strides) for bucket in plan.reduce]
+        self.buffers = [
+            BucketBuffer(b, params, strides, collectives.get(b.collective, b.wire))
+            for b in plan.reduce
+        ]
         self.slots = {slot.name: slot for buffer in self.buffers for slot in buffer.slots}
         self.in_flight = False
         self.hold = False
         self._always_hold = False
         self._next = 0
         self._late: list[BucketBuffer] = []
-        self._collective = collective
         self._channel = channel
         self._world_size = world_size
         self._divisors = Divisors(world_size)
@@ -258,7 +260,7 @@ class Reducer:
                         slot.divided = True
         if self._check_finite:
             buffer.local_flags = buffer.flags.clone()
-        collective, flat = self._collective, buffer.flat
+        collective, flat = buffer.collective, buffer.flat
         divisor = 1 if buffer.divides_first else self._world_size
         buffer.ticket = self._channel.submit(
             lambda: collective.sum_(flat, divisor), lambda: collective.begin(flat, divisor)

@@ -230,7 +230,7 @@ class Rounds:
             plan,
             means.params,
             means.strides,
-            means.collective,
+            means.collectives,
             means.channel,
             world_size=means.peers.world_size,
             check_finite=means.check_finite,

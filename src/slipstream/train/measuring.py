@@ -20,7 +20,7 @@ from slipstream.cluster import Cluster
 from slipstream.data import Batch
 from slipstream.documents import Document
 from slipstream.errors import CostError
-from slipstream.measure import OPERATIONS, probe, profile
+from slipstream.measure import OPERATIONS, probe, profile, ways_of
 from slipstream.sync import GradientSync
 from slipstream.trace import Trace
 from slipstream.train.build import Data, build_data, build_model, build_optimizer, build_schedule
@@ -53,7 +53,10 @@ def profile_on_rank(
 def probe_on_rank(
     recipe: Recipe, *, run_folder: Path, cluster: Cluster, resume: Path | None = None
 ) -> dict[str, Any]:
-    """Probes the cluster as one rank of the job around this process; wanted: `seconds`."""
+    """Probes the cluster as one rank of the job around this process.
+
+    wanted: `seconds`, `collectives` and `wires`.
+    """
     wanted = json.loads((run_folder / WANTED).read_text(encoding="utf-8"))
 
     def tell(text: str) -> None:
@@ -69,6 +72,7 @@ def probe_on_rank(
                 cluster,
                 seconds=wanted["seconds"],
                 operations=OPERATIONS,
+                ways=ways_of(cluster, wanted["collectives"], wanted["wires"]),
                 device=job.device,
                 store=job.store,
                 timeout_seconds=job.timeout_seconds,

@@ -1,0 +1,102 @@
+"""Ranks that exchange messages, and the memory that the messages need."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Work = Any
+Steps = Generator[Sequence[Work], None, None]
+"""A collective as its rank sees it: it yields what must have arrived before it can go on."""
+
+
+class _Nothing:
+    """The work of a message without content, which has ended."""
+
+    def wait(self) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+class Team:
+    """Some ranks of a group in an order of their own, as one of them sees it.
+
+    ranks: in the group; index: this rank's place among them. Members are called by their places.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
+        self.ranks = tuple(ranks)
+        self.size = len(self.ranks)
+        self.index = self.ranks.index(group.rank())
+        self._group = group
+
+    def send(self, tensor: torch.Tensor, member: int, tag: int) -> Work:
+        """Begins to send; `tensor` (contiguous) must not change before the work has ended.
+
+        Nothing travels where there is nothing in it.
+        """
+        if tensor.numel() == 0:
+            return _NOTHING
+        return self._group.send([tensor], self.ranks[member], tag)
+
+    def receive(self, tensor: torch.Tensor, member: int, tag: int) -> Work:
+        """Begins to receive into `tensor` (contiguous)."""
+        if tensor.numel() == 0:
+            return _NOTHING
+        return self._group.recv([tensor], self.ranks[member], tag)
+
+    def others(self) -> Iterator[int]:
+        """The other members, beginning with the next: so no two begin with the same one."""
+        for distance in range(1, self.size):
+            yield (self.index + distance) % self.size
+
+
+class Scratch:
+    """Memory on the CPU for what arrives, used again by the next collective."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
+        self._taken: list[torch.Tensor] = []
+
+    def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """[numel], not initialised, nobody else's until `release`."""
+        capacity = 1 << max(0, numel - 1).bit_length()
+        free = self._free.setdefault((dtype, capacity), [])
+        memory = free.pop() if free else torch.empty(capacity, dtype=dtype)
+        self._taken.append(memory)
+        return memory[:numel]
+
+    def release(self) -> None:
+        """All that was taken may be taken again."""
+        for memory in self._taken:
+            self._free[memory.dtype, memory.numel()].append(memory)
+        self._taken.clear()
+
+
+def carry_out(chunks: Iterable[Steps], at_once: int = 1) -> None:
+    """Carries out several collectives, `at_once` of them side by side, each begun in its turn.
+
+    What has arrived for one goes on while the messages of the others are on their way. Every rank
+    must bring the same ones in the same order. Raises what the backend raises when a rank does not
+    come.
+    """
+    coming = iter(chunks)
+    active: deque[tuple[Steps, Sequence[Work]]] = deque()
+    while True:
+        while len(active) < at_once and (steps := next(coming, None)) is not None:
+            active.append((steps, ()))
+        if not active:
+            return
+        for _ in range(len(active)):
+            steps, awaited = active.popleft()
+            for work in awaited:
+                work.wait()
+            following = next(steps, None)
+            if following is not None:
+                active.append((steps, following))

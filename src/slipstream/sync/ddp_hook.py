@@ -1,0 +1,131 @@
+"""Slipstream's collectives for those who keep torch DDP: a communication hook.
+
+state = slipstream.DDPHookState("torus", wire="bfloat16", cluster=slipstream.Cluster((2, 2)))
+ddp.register_comm_hook(state, slipstream.ddp_hook)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+
+from slipstream.cluster import Cluster
+from slipstream.comm import Collectives
+from slipstream.comm.torch_comm import destroy_group, own_group
+from slipstream.errors import SlipstreamError, UnsupportedModel
+from slipstream.sync.channel import ThreadChannel
+from slipstream.wires import DenseWire
+
+
+class DDPHookState:
+    """By which collective, and what travels; buckets go one after the other, in DDP's order.
+
+    collective, wire: as in plans. cluster: the nodes on which DDP's ranks are; None means one.
+    group: one that nothing else uses; None makes one over all ranks, which all of them do alike.
+    timeout_seconds: limit of every wait in a group that is made here.
+
+    It can be pickled, as checkpoints of DDP's hooks are: what is saved is the setting, and a group
+    is made when the hook runs for the first time afterwards. `close` ends its thread and group.
+
+    Raises PlanError for what there is not.
+    """
+
+    def __init__(
+        self,
+        collective: str = "native",
+        wire: DenseWire = "float32",
+        *,
+        cluster: Cluster | None = None,
+        group: dist.ProcessGroup | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        self.collective, self.wire = collective, wire
+        self.cluster, self.timeout_seconds = cluster, timeout_seconds
+        self._group = group
+        self._owns_group = self._closed = False
+        self._channel: ThreadChannel | None = None
+        self._collectives: Collectives | None = None
+        if group is not None or dist.is_initialized():
+            self._connect()
+
+    def average(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """Replaces `flat` (1-D) by its mean over ranks; the future holds it, or the error."""
+        if flat.device.type != "cpu":
+            raise UnsupportedModel(
+                f"The hook averages gradients on CPUs, and these are on {flat.device}; leave the "
+                "hook out there."
+            )
+        if self._closed:
+            raise SlipstreamError("This state of the hook has been closed; make another one.")
+        if self._channel is None:
+            self._connect()
+        assert self._channel is not None and self._collectives is not None
+        assert self._group is not None
+        collective = self._collectives.get(self.collective, self.wire)
+        ranks = self._group.size()
+        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        divides_first = self.wire == "float32" and flat.dtype in (torch.float32, torch.float64)
+
+        def travel() -> None:
+            try:
+                if divides_first:  # as DDP does it: sums cannot overflow
+                    flat.div_(ranks)
+                collective.sum_(flat, 1 if divides_first else ranks)
+            except BaseException as error:
+                result.set_exception(error)  # type: ignore[arg-type]
+                raise
+            result.set_result(flat)
+
+        self._channel.submit(travel)
+        return result
+
+    def close(self) -> None:
+        """Ends what was made here, after what is under way. Nothing can be averaged afterwards."""
+        self._closed = True
+        if self._channel is not None:
+            self._channel.close(self.timeout_seconds)
+        if self._owns_group and self._group is not None:
+            destroy_group(self._group)
+        self._group, self._owns_group = None, False
+
+    def _connect(self) -> None:
+        if self._group is None:
+            if not dist.is_initialized():
+                raise SlipstreamError(
+                    "torch.distributed is not initialised; call init_process_group first."
+                )
+            self._group, self._owns_group = own_group(self.timeout_seconds), True
+        cluster = self.cluster or Cluster((self._group.size(),))
+        if cluster.world_size != self._group.size():
+            raise SlipstreamError(
+                f"The cluster of the hook has {cluster.world_size} ranks and its group "
+                f"{self._group.size()}; they are the same ranks."
+            )
+        self._collectives = Collectives(self._group, cluster)
+        self._collectives.get(self.collective, self.wire)
+        self._channel = ThreadChannel()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            "collective": self.collective,
+            "wire": self.wire,
+            "cluster": self.cluster,
+            "timeout_seconds": self.timeout_seconds,
+        }
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        self.__dict__.update(saved)
+        self._group, self._owns_group, self._closed = None, False, False
+        self._channel = self._collectives = None
+
+
+def ddp_hook(state: DDPHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """For `DistributedDataParallel.register_comm_hook`: averages one of DDP's buckets."""
+    return state.average(bucket.buffer())
+
+
+# torch compares annotations with its types, and here they are texts
+ddp_hook.__annotations__.clear()

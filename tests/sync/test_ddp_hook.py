@@ -1,0 +1,54 @@
+"""DDP with our collectives as its hook trains as DDP does, to what the wire can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import ddp_hooks
+from processes import run_processes
+from ranks import Rank, run_ranks
+from slipstream.cluster import Cluster
+from slipstream.errors import PlanError, SlipstreamError
+from slipstream.sync import DDPHookState
+from slipstream.wires import DENSE_WIRES
+
+TOLERANCE = {"float32": 1e-12, "bfloat16": 2e-3, "float16": 2e-4}
+
+
+@pytest.mark.processes
+def test_every_collective_trains_as_ddps_own_all_reduce(tmp_path: Path) -> None:
+    outcomes = run_processes(ddp_hooks.run_all, 4, tmp_path, limit_seconds=120.0)
+    for name, wires in DENSE_WIRES.items():
+        for wire in wires:
+            way = f"{name} {wire}"
+            for found in outcomes:
+                assert torch.equal(found[way], outcomes[0][way]), f"{way}: ranks hold the same bits"
+                torch.testing.assert_close(
+                    found[way], found["torch"], rtol=0.0, atol=TOLERANCE[wire], msg=way
+                )
+
+
+def test_a_failure_reaches_the_one_who_waits_and_a_closed_state_says_so() -> None:
+    def body(rank: Rank) -> str:
+        state = DDPHookState(group=rank.group)
+        mean = state.average(torch.full((3,), float(rank.rank))).wait()
+        assert torch.equal(mean, torch.full((3,), 0.5))
+        state.close()
+        with pytest.raises(SlipstreamError, match="has been closed"):
+            state.average(torch.ones(1))
+        return "closed"
+
+    assert run_ranks(body, 2) == ["closed", "closed"]
+
+
+def test_settings_that_do_not_fit_are_refused() -> None:
+    def body(rank: Rank) -> None:
+        with pytest.raises(PlanError, match="sends float32, not 'float16'"):
+            DDPHookState("native", "float16", group=rank.group)
+        with pytest.raises(SlipstreamError, match="3 ranks and its group 2"):
+            DDPHookState("ring", cluster=Cluster((2, 1)), group=rank.group)
+
+    run_ranks(body, 2)
