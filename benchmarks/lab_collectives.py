@@ -155,7 +155,7 @@ def measure(arguments: argparse.Namespace) -> None:
     sizes = [2**12, 2**18] if quick else SIZES
     seconds = 10.0 if quick else arguments.probe_seconds
     spec = run_job(folder, 4, stage="probe", sizes=sizes, seconds=seconds, ways=FLOAT32)
-    costs = Costs.of(ClusterSpec.model_validate(spec))
+    costs = Costs.of(ClusterSpec.from_json(json.dumps(spec)))
     turns = 2 if quick else arguments.turns
     small = {"stage": "measure", "turns": turns, "repetitions": 5}
     large = run_job(folder, 2, sizes=[2**20 if quick else LARGE_BYTES], ways=WAYS_2X2, **small)
