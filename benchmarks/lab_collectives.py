@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import Figure, at_least, at_most, finish, options, paired_ratio
+from lab_jobs import RANKS_PER_NODE, run_job
 from markers import markdown_table
 from slipstream.costs import ClusterSpec, Costs
 from slipstream.errors import SlipstreamError
-from slipstream.lab import LabSettings, parse_rate, run_lab
 from slipstream.wires import DENSE_WIRES
 
 ON_RANK = Path(__file__).with_name("collectives_on_rank.py")
@@ -48,25 +48,15 @@ BETWEEN = {
 """Bytes that a node's card sends for each byte of an all-reduce; nodes and ranks powers of two."""
 
 
-def run_job(folder: Path, nodes: int, **orders: Any) -> Any:
+def result_of(folder: Path, nodes: int, **orders: Any) -> Any:
     """What rank 0 of a job on a lab of its own writes. Raises RuntimeError when it failed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    result = folder / f"{orders['stage']}-{nodes}.json"
-    path = folder / f"orders-{orders['stage']}-{nodes}.json"
-    orders |= {"result": str(result.absolute()), "ranks_per_node": [2] * nodes}
-    path.write_text(json.dumps(orders), encoding="utf-8")
-    ended = run_lab(
-        LabSettings(
-            nodes=nodes,
-            ranks_per_node=2,
-            rate_bits_per_second=parse_rate(RATE),
-            command=(str(ON_RANK), str(path.absolute())),
-            limit_seconds=1800.0,
-            grace_seconds=20.0,
-        )
-    )
-    if ended.exit_code:
-        raise RuntimeError(f"the job on {nodes} nodes ended with exit code {ended.exit_code}.")
+    name = f"{orders['stage']}-{nodes}.json"
+    result = folder / name
+    orders |= {
+        "result": str(result.absolute()),
+        "ranks_per_node": [RANKS_PER_NODE] * nodes,
+    }
+    run_job(ON_RANK, orders, folder / f"orders-{name}", nodes=nodes, rate=RATE)
     return json.loads(result.read_text(encoding="utf-8"))
 
 
@@ -154,12 +144,12 @@ def measure(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.folder
     sizes = [2**12, 2**18] if quick else SIZES
     seconds = 10.0 if quick else arguments.probe_seconds
-    spec = run_job(folder, 4, stage="probe", sizes=sizes, seconds=seconds, ways=FLOAT32)
+    spec = result_of(folder, 4, stage="probe", sizes=sizes, seconds=seconds, ways=FLOAT32)
     costs = Costs.of(ClusterSpec.from_json(json.dumps(spec)))
     turns = 2 if quick else arguments.turns
     small = {"stage": "measure", "turns": turns, "repetitions": 5}
-    large = run_job(folder, 2, sizes=[2**20 if quick else LARGE_BYTES], ways=WAYS_2X2, **small)
-    each = run_job(folder, 4, sizes=sizes, ways=FLOAT32, **small)
+    large = result_of(folder, 2, sizes=[2**20 if quick else LARGE_BYTES], ways=WAYS_2X2, **small)
+    each = result_of(folder, 4, sizes=sizes, ways=FLOAT32, **small)
     figures_2, ratios_2, table_2 = of_2x2(int(next(iter(large))), next(iter(large.values())))
     figures_4, ratios_4, table_4 = of_4x2(each, costs)
     print(f"{table_2}\n\n{table_4}", flush=True)

@@ -22,31 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import Figure, at_most, finish, options, paired_ratio
+from lab_jobs import RANKS_PER_NODE, run_job
 from markers import markdown_table
 from slipstream.errors import SlipstreamError
-from slipstream.lab import LabSettings, parse_rate, run_lab
 
 ON_RANK = Path(__file__).with_name("joint_on_rank.py")
 RATE, NODES = "100mbit", 2
 CAPS_MIB = (0.25, 0.5, 1, 2, 5, 25)
-
-
-def run_job(orders: dict[str, Any], folder: Path) -> None:
-    """One job on a lab of its own. Raises RuntimeError when it failed."""
-    path = folder / f"orders-{orders['stage']}.json"
-    path.write_text(json.dumps(orders), encoding="utf-8")
-    ended = run_lab(
-        LabSettings(
-            nodes=NODES,
-            ranks_per_node=2,
-            rate_bits_per_second=parse_rate(RATE),
-            command=(str(ON_RANK), str(path.absolute())),
-            limit_seconds=1800.0,
-            grace_seconds=20.0,
-        )
-    )
-    if ended.exit_code:
-        raise RuntimeError(f"the {orders['stage']} job ended with exit code {ended.exit_code}.")
 
 
 def evaluate(found: dict[str, Any]) -> tuple[list[Figure], dict[str, float], str]:
@@ -99,14 +81,15 @@ def main() -> int:
         "folder": str(folder.absolute()),
         "model": "resnet50",
         "list_bytes": 1e6 if quick else 10e6,
-        "ranks_per_node": [2] * NODES,
+        "ranks_per_node": [RANKS_PER_NODE] * NODES,
         "probe_seconds": 8.0 if quick else arguments.probe_seconds,
         "caps_mib": CAPS_MIB[2:3] if quick else CAPS_MIB,
         "turns": 2 if quick else arguments.turns,
     }
     try:
-        run_job({**orders, "stage": "earlier"}, folder)
-        run_job({**orders, "stage": "measure"}, folder)
+        for stage in ("earlier", "measure"):
+            path = folder / f"orders-{stage}.json"
+            run_job(ON_RANK, {**orders, "stage": stage}, path, nodes=NODES, rate=RATE)
     except (RuntimeError, SlipstreamError) as error:
         print(f"lab_joint: {error}", file=sys.stderr)
         return 1
