@@ -65,6 +65,25 @@ def largest_over_ranks(values: list[float]) -> list[float]:
     return found
 
 
+class Busy:
+    """How much of all processors' time something takes, by any program or the kernel itself."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    @staticmethod
+    def _now() -> tuple[int, int]:
+        """Ticks since the machine's start: idle or waiting for a disk, and in all."""
+        text = Path("/proc/stat").read_text(encoding="ascii")
+        ticks = [int(field) for field in text.split("\n", 1)[0].split()[1:9]]
+        return ticks[3] + ticks[4], sum(ticks)
+
+    def share(self) -> float:
+        """Since this was made: 0 to 1."""
+        idle, total = (now - then for now, then in zip(self._now(), self._began, strict=True))
+        return 1 - idle / total if total else 0.0
+
+
 class EarlierRun:
     """Measures what the plans and the predictions of some rows are made from."""
 
@@ -166,6 +185,7 @@ class Contest:
 
         A step lasts as long as on the slowest rank.
         """
+        self.busy: dict[str, list[float]] = {name: [] for name in self.variants}
         began = time.perf_counter()
         turns = [self._turn(0)]
         (cycle,) = largest_over_ranks([time.perf_counter() - began])
@@ -189,9 +209,10 @@ class Contest:
             dist.barrier()
             if self.row.settles or variant.plan.gather is not None:
                 variant.run(1)
-            start = time.perf_counter()
+            busy, start = Busy(), time.perf_counter()
             variant.run(self.settings["steps"])
             found[name] = (time.perf_counter() - start) / self.settings["steps"]
+            self.busy[name].append(busy.share())
             variant.rest()
         return found
 
@@ -202,6 +223,7 @@ class Contest:
         for name, variant in self.variants.items():
             found[name] = {
                 "seconds": measured["seconds"][name],
+                "busy": self.busy[name],
                 "predicted_seconds": time_step(self.trace, self.costs, variant.plan).step_seconds,
                 "bucket_bytes": [bucket.bytes for bucket in variant.plan.reduce],
                 "gather_bytes": [bucket.bytes for bucket in variant.plan.gather or ()],

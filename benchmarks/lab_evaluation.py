@@ -78,6 +78,11 @@ class Measured:
         """What the earlier run's costs and trace say of it."""
         return float(self._variant(name)["predicted_seconds"])
 
+    def busy(self, name: str) -> float:
+        """The share of all processors' time that was in use in a step, 0 to 1: the median."""
+        shares: list[float] = self._variant(name)["busy"]
+        return statistics.median(shares)
+
     def lower_bound(self, name: str) -> float:
         """What no plan of this planner's kind can beat, by the same costs and trace."""
         return float(self._variant(name)["lower_bound_seconds"])
@@ -193,6 +198,7 @@ def tables(results: Mapping[str, Any]) -> list[str]:
     found = [_engine_table(rows)]
     if any(row.has(DDP_DEFAULT) for row in rows):
         found.append(_ddp_table(rows))
+        found.append(_pipelined_table(rows))
     return [*found, _prediction_table(rows)]
 
 
@@ -233,6 +239,31 @@ def _ddp_table(rows: Iterable[Measured]) -> str:
             lines.append([row.title, *cells.values()])
     head = ["row", *(name.removeprefix("DDP ") for name in DDP_NAMES)]
     return _table("torch DDP, median step in ms, by its buckets:", head, lines)
+
+
+def _pipelined_table(rows: Iterable[Measured]) -> str:
+    """How near `pipelined` comes to what it is planned to be, and what holds it up."""
+    lines = []
+    for row in rows:
+        if not (row.has("pipelined") and row.has("optimal") and row.has(DDP_DEFAULT)):
+            continue
+        best = row.seconds(row.best_ddp)
+        cells = [row.lower_bound("pipelined"), row.predicted("pipelined"), row.seconds("pipelined")]
+        busy = [f"{row.busy(name):.0%}" for name in ("pipelined", "optimal", row.best_ddp)]
+        lines.append([row.title, *(f"{value / best:.2f}" for value in cells), *busy])
+    title = (
+        "`pipelined` against the best DDP: the bound by bytes alone, the exact optimum of its kind "
+        "by the earlier run's costs, and what was measured; beside it the share of all "
+        "processors' time in use in a step:"
+    )
+    head = [
+        "row",
+        "bound",
+        "optimum",
+        "measured",
+        *(f"busy, {n}" for n in ("pipelined", "optimal", "DDP")),
+    ]
+    return _table(title, head, lines)
 
 
 def _prediction_table(rows: Iterable[Measured]) -> str:

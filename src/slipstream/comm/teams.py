@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 Work = Any
+_ALIGNED_BYTES = 64
+"""A line of the processor's cache: no two messages share one."""
 Steps = Generator[Sequence[Work], None, None]
 """A collective as its rank sees it: it yields what must have arrived before it can go on."""
 
@@ -58,25 +60,32 @@ class Team:
 
 
 class Scratch:
-    """Memory on the CPU for what arrives, used again by the next collective."""
+    """Memory on the CPU for what arrives, used again by the next collective.
+
+    Grows to what the largest one took. After one that failed nothing is released, as messages may
+    still arrive: what follows gets memory behind it.
+    """
 
     def __init__(self) -> None:
-        self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
-        self._taken: list[torch.Tensor] = []
+        self._arena = torch.empty(0, dtype=torch.uint8)
+        self._used_bytes = 0
+        self._beside: list[torch.Tensor] = []
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """[numel], not initialised, nobody else's until `release`."""
-        capacity = 1 << max(0, numel - 1).bit_length()
-        free = self._free.setdefault((dtype, capacity), [])
-        memory = free.pop() if free else torch.empty(capacity, dtype=dtype)
-        self._taken.append(memory)
-        return memory[:numel]
+        start, size = self._used_bytes, numel * dtype.itemsize
+        self._used_bytes += -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        if self._used_bytes <= self._arena.numel():
+            return self._arena[start : start + size].view(dtype)
+        self._beside.append(torch.empty(numel, dtype=dtype))
+        return self._beside[-1]
 
     def release(self) -> None:
         """All that was taken may be taken again."""
-        for memory in self._taken:
-            self._free[memory.dtype, memory.numel()].append(memory)
-        self._taken.clear()
+        self._beside.clear()
+        if self._used_bytes > self._arena.numel():
+            self._arena = torch.empty(self._used_bytes, dtype=torch.uint8)
+        self._used_bytes = 0
 
 
 def carry_out(chunks: Iterable[Steps], at_once: int = 1) -> None:
