@@ -111,6 +111,7 @@ class GradientSync:
         )
         settings = [*self._settings(), f"check_finite={check_finite}", sorted(self._ignore)]
         self._strides = agree_on_model(self._params, settings, self._peers)
+        first_plan = self._keeper.first_plan(self._params)  # refused before anything is overwritten
         tensors: dict[str, torch.Tensor] = {**self._params, **self._buffers()}
         self._peers.broadcast(tensors, "broadcasting rank 0's parameters and buffers")
         self._channel = channel_for(device, self.world_size)
@@ -124,7 +125,7 @@ class GradientSync:
             timeout_seconds=timeout_seconds,
             check_finite=check_finite,
         )
-        self._rounds = Rounds(means, self._keeper)
+        self._rounds = Rounds(means, self._keeper, first_plan)
         self._pipeline = Pipeline(self._rounds)
         self._updates: Updates | None = None
         self._closed = False
