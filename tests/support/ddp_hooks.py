@@ -36,7 +36,27 @@ def run_all(rank: int, _world_size: int) -> dict[str, Any]:
     for name, wires in DENSE_WIRES.items():
         for wire in wires:
             results[f"{name} {wire}"] = trained_with(rank, name, wire)
+    results["failure"] = failure_of(rank)
     return results
+
+
+def failure_of(rank: int) -> str:
+    """What DDP raises where one rank's collective fails."""
+    state = DDPHookState("ring", timeout_seconds=20.0)
+    if rank == 1:
+        assert state._collectives is not None
+
+        def fail(flat: torch.Tensor, divisor: int = 1) -> None:
+            raise ValueError("no memory for this bucket")
+
+        state._collectives.get("ring").sum_ = fail  # type: ignore[method-assign]
+    try:
+        trained(rank, state)
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        state.close()
+    return "nothing"
 
 
 def trained_with(rank: int, name: str, wire: DenseWire) -> torch.Tensor:

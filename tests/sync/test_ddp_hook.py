@@ -29,9 +29,13 @@ def test_every_collective_trains_as_ddps_own_all_reduce(tmp_path: Path) -> None:
                 torch.testing.assert_close(
                     found[way], found["torch"], rtol=0.0, atol=TOLERANCE[wire], msg=way
                 )
+    for rank, found in enumerate(outcomes):
+        assert "ValueError: no memory for this bucket" in found["failure"]
+        expected = "Rank 1 cannot go on" if rank == 1 else f"Rank {rank} cannot go on while"
+        assert expected in found["failure"]
 
 
-def test_a_failure_reaches_the_one_who_waits_and_a_closed_state_says_so() -> None:
+def test_a_closed_state_says_so() -> None:
     def body(rank: Rank) -> str:
         state = DDPHookState(group=rank.group)
         mean = state.average(torch.full((3,), float(rank.rank))).wait()
@@ -42,6 +46,14 @@ def test_a_failure_reaches_the_one_who_waits_and_a_closed_state_says_so() -> Non
         return "closed"
 
     assert run_ranks(body, 2) == ["closed", "closed"]
+
+
+def test_what_cannot_be_meant_is_refused() -> None:
+    for limit in (0.0, -1.0, float("nan"), float("inf"), 1e300):
+        with pytest.raises(SlipstreamError, match="timeout_seconds is"):
+            DDPHookState(timeout_seconds=limit)
+    with pytest.raises(SlipstreamError, match="no member of the group"):
+        DDPHookState(group=torch.distributed.GroupMember.NON_GROUP_MEMBER)  # type: ignore[arg-type]
 
 
 def test_settings_that_do_not_fit_are_refused() -> None:

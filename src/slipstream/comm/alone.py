@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from slipstream.wires import DenseWire
@@ -20,9 +18,8 @@ class Alone:
         """Leaves `flat` as it is; a single rank has nothing to divide by."""
         assert divisor == 1
 
-    def begin(self, flat: torch.Tensor, divisor: int = 1) -> Any:
+    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """None: there is nothing to wait for."""
-        return None
 
     def reduce_scatter(self, matrix: torch.Tensor, row: torch.Tensor, divisor: int = 1) -> None:
         """Copies the one row."""

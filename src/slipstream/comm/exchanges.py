@@ -8,7 +8,7 @@ k-1, in which every link carries one stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,6 +21,7 @@ _RING_PARTS = 2
 GATHER_TAG = 2**20
 """Added to the tag of the first half: more than a ring has messages."""
 Rows = Sequence[torch.Tensor]
+Scatter = Callable[[Team, Rows, Format, int, int], Steps]
 
 
 def ring(team: Team, flat: torch.Tensor, form: Format, tag: int, divisor: int) -> Steps:

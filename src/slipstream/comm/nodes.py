@@ -145,10 +145,10 @@ class Torus:
         parts = mine.tensor_split(across.size)
         # of the chunk, which is the same on all ranks, where rows may differ by an element
         part_bytes = chunk.numel() * chunk.element_size() // (node.size * across.size)
+        scatter: exchanges.Scatter = exchanges.scatter_at_once
+        gather = exchanges.gather_at_once
         if part_bytes >= _RING_FROM_BYTES and self.wire != "float16":
             scatter, gather = exchanges.scatter_along_a_ring, exchanges.gather_along_a_ring
-        else:
-            scatter, gather = exchanges.scatter_at_once, exchanges.gather_at_once
         gather_tag = tag + exchanges.GATHER_TAG
         yield from scatter(across, parts, self._format, tag, between)
         yield from gather(across, parts, self._format, gather_tag)

@@ -14,9 +14,11 @@ from torch._C._distributed_c10d import GradBucket
 
 from slipstream.cluster import Cluster
 from slipstream.comm import Collectives
+from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
 from slipstream.errors import SlipstreamError, UnsupportedModel
 from slipstream.sync.channel import ThreadChannel
+from slipstream.sync.wrapping import check_group, check_timeout, cluster_of
 from slipstream.wires import DenseWire
 
 
@@ -28,9 +30,11 @@ class DDPHookState:
     timeout_seconds: limit of every wait in a group that is made here.
 
     It can be pickled, as checkpoints of DDP's hooks are: what is saved is the setting, and a group
-    is made when the hook runs for the first time afterwards. `close` ends its thread and group.
+    is made when the hook runs for the first time afterwards (torch.load(..., weights_only=False)
+    reads it, from files that you trust). `close` ends its thread and group. After an error, which
+    names the rank that did not come, every further bucket fails with it.
 
-    Raises PlanError for what there is not.
+    Raises PlanError for what there is not, SlipstreamError for a cluster of other ranks.
     """
 
     def __init__(
@@ -42,12 +46,16 @@ class DDPHookState:
         group: dist.ProcessGroup | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
+        check_timeout(timeout_seconds)
+        check_group(group)
         self.collective, self.wire = collective, wire
         self.cluster, self.timeout_seconds = cluster, timeout_seconds
         self._group = group
         self._owns_group = self._closed = False
         self._channel: ThreadChannel | None = None
         self._collectives: Collectives | None = None
+        self._peers: Peers | None = None
+        self._failure: SlipstreamError | None = None
         if group is not None or dist.is_initialized():
             self._connect()
 
@@ -63,24 +71,33 @@ class DDPHookState:
         if self._channel is None:
             self._connect()
         assert self._channel is not None and self._collectives is not None
-        assert self._group is not None
+        assert self._group is not None and self._peers is not None
+        peers = self._peers
         collective = self._collectives.get(self.collective, self.wire)
         ranks = self._group.size()
-        result: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        ended: torch.futures.Future[SlipstreamError | None] = torch.futures.Future()
         divides_first = self.wire == "float32" and flat.dtype in (torch.float32, torch.float64)
 
         def travel() -> None:
             try:
-                if divides_first:  # as DDP does it: sums cannot overflow
-                    flat.div_(ranks)
-                collective.sum_(flat, 1 if divides_first else ranks)
+                if self._failure is None:
+                    if divides_first:  # as DDP does it: sums cannot overflow
+                        flat.div_(ranks)
+                    collective.sum_(flat, 1 if divides_first else ranks)
             except BaseException as error:
-                result.set_exception(error)  # type: ignore[arg-type]
-                raise
-            result.set_result(flat)
+                self._failure = peers.failure(error, "averaging a bucket in DDP's hook")
+            ended.set_result(self._failure)
+
+        def outcome(ended: torch.futures.Future[SlipstreamError | None]) -> torch.Tensor:
+            # what is raised here reaches DDP as an error; it would take an exception that the
+            # first future is given for the tensor
+            error = ended.value()
+            if error is not None:
+                raise error
+            return flat
 
         self._channel.submit(travel)
-        return result
+        return ended.then(outcome)
 
     def close(self) -> None:
         """Ends what was made here, after what is under way. Nothing can be averaged afterwards."""
@@ -98,13 +115,8 @@ class DDPHookState:
                     "torch.distributed is not initialised; call init_process_group first."
                 )
             self._group, self._owns_group = own_group(self.timeout_seconds), True
-        cluster = self.cluster or Cluster((self._group.size(),))
-        if cluster.world_size != self._group.size():
-            raise SlipstreamError(
-                f"The cluster of the hook has {cluster.world_size} ranks and its group "
-                f"{self._group.size()}; they are the same ranks."
-            )
-        self._collectives = Collectives(self._group, cluster)
+        self._peers = Peers(self._group, None, self.timeout_seconds, torch.device("cpu"))
+        self._collectives = Collectives(self._group, cluster_of(self.cluster, self._group.size()))
         self._collectives.get(self.collective, self.wire)
         self._channel = ThreadChannel()
 
@@ -119,7 +131,7 @@ class DDPHookState:
     def __setstate__(self, saved: dict[str, Any]) -> None:
         self.__dict__.update(saved)
         self._group, self._owns_group, self._closed = None, False, False
-        self._channel = self._collectives = None
+        self._channel = self._collectives = self._peers = self._failure = None
 
 
 def ddp_hook(state: DDPHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

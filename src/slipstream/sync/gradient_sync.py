@@ -18,7 +18,7 @@ from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
 from slipstream.errors import RanksDiffer, SlipstreamError
 from slipstream.plan import Plan, PlanHistory
-from slipstream.sync import registry
+from slipstream.sync import registry, wrapping
 from slipstream.sync.buffers import in_layout
 from slipstream.sync.channel import channel_for
 from slipstream.sync.deferred import DeferredOptimizer, Updates, guard_bypass, refuse_inseparable
@@ -32,7 +32,6 @@ from slipstream.sync.report import NonFinite, StepTimeline
 from slipstream.sync.rounds import Rounds
 from slipstream.sync.scaler_guard import refuse_early_unscale
 from slipstream.sync.uneven import scale_for_sums, uneven_windows
-from slipstream.sync.wrapping import agree_on_model, collect_parameters, device_of
 
 Batch = TypeVar("Batch")
 
@@ -90,17 +89,19 @@ class GradientSync:
         first_step: int = 0,
         ignore: Collection[str] = (),
     ) -> None:
+        wrapping.check_arguments(model, group, timeout_seconds, ignore)
         registry.make_way(model)
         self._model = weakref.ref(model)
         self._ignore = frozenset(ignore)
-        self._params = collect_parameters(model, self._ignore)
-        device = device_of(self._params)
+        self._params = wrapping.collect_parameters(model, self._ignore)
+        device = wrapping.device_of(self._params)
         self._owns_group = group is None and dist.is_initialized()
         self._group = own_group(timeout_seconds) if self._owns_group else group
         self._timeout_seconds = timeout_seconds
         self._check_finite = check_finite
         self._peers = Peers(self._group, store, timeout_seconds, device)
-        self._cluster = cluster or Cluster((self.world_size,))
+        self._channel = channel_for(device, self.world_size)
+        self._cluster = wrapping.cluster_of(cluster, self.world_size)
         self._keeper = PlanKeeper(
             plan,
             plan_options or {},
@@ -110,11 +111,10 @@ class GradientSync:
             first_step=first_step,
         )
         settings = [*self._settings(), f"check_finite={check_finite}", sorted(self._ignore)]
-        self._strides = agree_on_model(self._params, settings, self._peers)
+        self._strides = wrapping.agree_on_model(self._params, settings, self._peers)
         first_plan = self._keeper.first_plan(self._params)  # refused before anything is overwritten
         tensors: dict[str, torch.Tensor] = {**self._params, **self._buffers()}
         self._peers.broadcast(tensors, "broadcasting rank 0's parameters and buffers")
-        self._channel = channel_for(device, self.world_size)
         means = Means(
             params=self._params,
             strides=self._strides,

@@ -266,7 +266,7 @@ class Reducer:
         collective, flat = buffer.collective, buffer.flat
         divisor = 1 if buffer.divides_first else self._world_size
         buffer.ticket = self._channel.submit(
-            lambda: collective.sum_(flat, divisor), lambda: collective.begin(flat, divisor)
+            lambda: collective.sum_(flat, divisor), collective.starter(flat, divisor)
         )
 
     def _hand_out(self, buffer: BucketBuffer, cleared: bool) -> None:

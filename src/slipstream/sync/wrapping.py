@@ -6,15 +6,70 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from slipstream.cluster import Cluster
 from slipstream.comm.peers import Peers
-from slipstream.errors import RanksDiffer, UnsupportedModel
+from slipstream.errors import RanksDiffer, SlipstreamError, UnsupportedModel
 from slipstream.plan import Gradient
 from slipstream.sync.buffers import Strides, agreed_strides
 
 Params = dict[str, nn.Parameter]
+LONGEST_WAIT_SECONDS = 30 * 24 * 3600.0
+
+
+def check_timeout(timeout_seconds: float) -> None:
+    """Raises SlipstreamError for a limit that no backend can keep."""
+    if not 0 < timeout_seconds <= LONGEST_WAIT_SECONDS:
+        raise SlipstreamError(
+            f"timeout_seconds is {timeout_seconds!r}; it is a number of seconds above 0 and up to "
+            f"{LONGEST_WAIT_SECONDS:.0f} (30 days)."
+        )
+
+
+def check_group(group: object) -> None:
+    """Raises SlipstreamError for what `new_group` returns to ranks that are no members."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise SlipstreamError(
+            f"This rank is no member of the group that was passed ({group!r}); only its members "
+            "take part."
+        )
+
+
+def check_arguments(model: object, group: object, timeout_seconds: float, ignore: object) -> None:
+    """Raises SlipstreamError for what cannot be meant, before anything is made."""
+    if not isinstance(model, nn.Module):
+        raise SlipstreamError(
+            f"GradientSync takes a torch.nn.Module, and this is a {type(model).__name__}."
+        )
+    check_timeout(timeout_seconds)
+    check_group(group)
+    if isinstance(ignore, str):
+        raise SlipstreamError(
+            f"ignore is the text {ignore!r}; give a list of names, as in ignore=[{ignore!r}]."
+        )
+
+
+def cluster_of(cluster: Cluster | None, world_size: int) -> Cluster:
+    """The cluster on which a group's ranks are: one node where nothing is said.
+
+    Raises SlipstreamError for what is no Cluster, or one of another number of ranks.
+    """
+    if cluster is None:
+        return Cluster((world_size,))
+    if not isinstance(cluster, Cluster):
+        raise SlipstreamError(
+            f"cluster is {cluster!r}; give a slipstream.Cluster, as in Cluster((4, 4)) for two "
+            "nodes of four ranks."
+        )
+    if cluster.world_size != world_size:
+        raise SlipstreamError(
+            f"The cluster has {cluster.world_size} ranks and the group {world_size}; they are the "
+            "same ranks."
+        )
+    return cluster
 
 
 def collect_parameters(model: nn.Module, ignore: Collection[str]) -> Params:
