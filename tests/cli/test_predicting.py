@@ -180,7 +180,7 @@ def test_measured_and_formula_costs_are_told_apart(slipstream: Any, tmp_path: Pa
     assert err == f"slipstream: note: {note.format('8 nodes')}\n"
     assert slipstream(*planned)[2] == ""
     _, out, err = slipstream(*planned, "--planner", "pipelined")
-    assert "What pipelined would use was not measured on 16 nodes either" in err
+    assert "What pipelined would use (native) was not measured on 16 nodes: those" in err
     del spec["links"]
     path.write_text(json.dumps(spec))
     code, out, err = slipstream(*arguments, "--nodes", "8")

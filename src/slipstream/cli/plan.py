@@ -41,7 +41,7 @@ def plan(
         str,
         typer.Option(
             metavar="NAME[:OPTION=VALUE,...]",
-            help="optimal, pipelined, mgwfbp, ddp, fixed, single or wfbp.",
+            help="optimal, pipelined, mgwfbp, four_minutes, ddp, fixed, single or wfbp.",
         ),
     ] = "optimal",
     nodes: Annotated[
@@ -62,10 +62,11 @@ def plan(
 ) -> None:
     """Plan the communication of a step, and explain the plan.
 
-    Prints the buckets in the order in which they travel: what hides each one's journey, and what
-    one more merge would cost; then the predicted step beside what no plan can beat.
+    Prints the buckets in the order in which they travel: what hides each one's journey, what one
+    more merge would cost and, where there is a choice, which collective carries it and what the
+    best other one would take; then the predicted step beside what no plan can beat.
     """
-    from slipstream.cli.predicting import allowed_of, formula_notes, read_costs
+    from slipstream.cli.predicting import allowed_of, formula_notes, read_costs, unused_notes
     from slipstream.outputs import check_output, write_output
     from slipstream.plan import explain
     from slipstream.simulate import PlannerChoice, Scenario, cluster_of, load_trace, simulate_step
@@ -75,14 +76,15 @@ def plan(
     recorded = load_trace(trace)
     known = read_costs(cluster)
     costs = known if nodes is None else known.at(cluster_of(known, nodes))
-    allowed = allowed_of(tolerance, wire, collective, costs, max_bucket_bytes)
     choice = PlannerChoice.parse(planner)
+    allowed = allowed_of(tolerance, wire, collective, known, [choice.name], max_bucket_bytes)
     made = allowed.plan(choice, recorded, costs)
     reasons = explain(made, recorded, costs, allow=allowed.wires, collectives=allowed.collectives)
     if output is not None:
         write_output(output, made.to_json().encode(), "--output", overwrite=overwrite)
     notes = [
         *recorded.warnings(),
+        *unused_notes(wire, collective),
         *formula_notes(known, [Scenario(str(choice), costs, made)]),
     ]
     warn(notes)
@@ -107,8 +109,9 @@ def _document(made: Plan, reasons: Explanation, warnings: Sequence[str]) -> dict
         "best_step_seconds": reasons.best_step_seconds,
         "buckets": [
             {
-                **{k: v for k, v in vars(reason).items() if k not in ("bucket", "timing")},
+                **{k: v for k, v in vars(reason).items() if k not in ("bucket", "timing", "ways")},
                 **asdict(reason.timing),
+                "ways": [asdict(way) for way in reason.ways],
                 "text": str(reason),
             }
             for reason in reasons.buckets
@@ -129,6 +132,8 @@ def _show(made: Plan, reasons: Explanation, step: StepSimulation, planner: str) 
     shown = buckets[:MOST_REASONS]
     for reason in shown:
         print(f"  {reason}")
+        if by := reason.by():
+            print(f"      {by}")
     if len(shown) < len(buckets):
         print(f"  ... and {len(buckets) - len(shown)} more (--json has them all)")
     print(f"\n{_bounds(reasons)}\n")

@@ -8,9 +8,11 @@ from pathlib import Path
 import typer
 
 from slipstream.cli.options import MOST_NODES
-from slipstream.costs import ClusterSpec, Costs, Wire
+from slipstream.costs import ClusterSpec, Costs, Operation, Wire
 from slipstream.errors import PlanError
-from slipstream.plan import Plan, explain
+from slipstream.plan import Bucket, Plan, explain
+from slipstream.plan.allowed import check_own, in_words, unused
+from slipstream.plan.ways import check_allowed
 from slipstream.simulate import Allowed, Scenario, Variation, cluster_of
 from slipstream.trace import Trace, parameters_sha256
 from slipstream.wires import DENSE_WIRES, wires_of
@@ -39,12 +41,29 @@ def formula_notes(costs: Costs, found: Sequence[Scenario]) -> list[str]:
             f"Costs were measured on {counted(here, 'node')}; those on {_listed(others)} are by "
             "formula from the links, not measured, and may be off."
         )
-    if labels := [s.label for s in by_formula if s.costs.cluster.nodes == here]:
+    if unmeasured := [s for s in by_formula if s.costs.cluster.nodes == here]:
+        labels = dict.fromkeys(scenario.label for scenario in unmeasured)
+        ways = dict.fromkeys(way for scenario in unmeasured for way in _by_formula(scenario))
         notes.append(
-            f"What {', '.join(dict.fromkeys(labels))} would use was not measured on "
-            f"{counted(here, 'node')} either: those costs are by formula from the links."
+            f"What {', '.join(labels)} would use ({in_words(ways)}) was not measured on "
+            f"{counted(here, 'node')}: those costs are by formula from the links."
         )
     return notes
+
+
+def _by_formula(scenario: Scenario) -> list[tuple[str, Wire]]:
+    """By which ways buckets of the plan go that were not measured."""
+    plan = scenario.plan
+    halves: list[tuple[Operation, Sequence[Bucket]]] = [
+        ("all_reduce" if plan.gather is None else "reduce_scatter", plan.reduce),
+        ("all_gather", plan.gather or ()),
+    ]
+    return [
+        (bucket.collective, bucket.wire)
+        for operation, buckets in halves
+        for bucket in buckets
+        if (bucket.collective, operation, bucket.wire) not in scenario.costs.measured
+    ]
 
 
 def _listed(nodes: Sequence[int]) -> str:
@@ -85,9 +104,14 @@ def allowed_of(
     wires: Sequence[str] | None,
     collectives: Sequence[str] | None,
     costs: Costs,
+    planners: Sequence[str] = (),
     max_bucket_bytes: int | None = None,
 ) -> Allowed:
-    """What planners may use. Raises typer's BadParameter for what there is not."""
+    """What these planners may use: what is asked for, else all that was measured, with float32.
+
+    Raises typer's BadParameter for what there is not, CostError for what is asked for and nobody
+    knows the cost of, PlanError for planners that need other collectives than those asked for.
+    """
     for wire in wires or ():
         if wire not in _WIRES:
             raise typer.BadParameter(f"there is no wire {wire!r}; there are {', '.join(_WIRES)}")
@@ -95,16 +119,29 @@ def allowed_of(
         if name not in DENSE_WIRES:
             known = ", ".join(DENSE_WIRES)
             raise typer.BadParameter(f"there is no collective {name!r}; there are {known}")
-    chosen = wires or ("float32",)
+    chosen = [_WIRES[wire] for wire in dict.fromkeys(wires or ("float32",))]
     measured = costs.collectives
     if not any(wire in wires_of(name) for name in measured for wire in chosen):
         measured = tuple(DENSE_WIRES)  # by formula, where there are links
+    asked = tuple(dict.fromkeys(collectives or ()))
+    if asked or wires:
+        check_allowed(costs, asked or measured, chosen)
+    for planner in planners if asked else ():
+        check_own(planner, asked)
     return Allowed(
         tolerance=tolerance,
-        wires=[_WIRES[wire] for wire in chosen],
-        collectives=collectives or measured,
+        wires=chosen,
+        collectives=asked or measured,
         max_bucket_bytes=max_bucket_bytes,
     )
+
+
+def unused_notes(wires: Sequence[str] | None, collectives: Sequence[str] | None) -> list[str]:
+    """What was asked for and goes with nothing else that was."""
+    if not collectives:
+        return []
+    asked = [_WIRES[wire] for wire in wires or ("float32",)]
+    return [f"{words}." for words in unused(collectives, asked)]
 
 
 def node_counts(text: str) -> list[int]:

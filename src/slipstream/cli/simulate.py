@@ -78,8 +78,14 @@ def simulate(
     Costs are measured ones where the cluster file has them, else by formula from its links. With
     --jitter, --stragglers or --network-jitter the steps differ, and percentiles are shown.
     """
-    from slipstream.cli.predicting import allowed_of, formula_notes, read_costs, variation_of
-    from slipstream.simulate import load_trace
+    from slipstream.cli.predicting import (
+        allowed_of,
+        formula_notes,
+        read_costs,
+        unused_notes,
+        variation_of,
+    )
+    from slipstream.simulate import PlannerChoice, load_trace
 
     if plan is not None and planner:
         raise typer.BadParameter("--plan is simulated as it is; leave out --planner")
@@ -87,10 +93,11 @@ def simulate(
     outputs.check()
     variation = variation_of(jitter, stragglers, network_jitter, steps, seed)
     recorded, costs = load_trace(trace), read_costs(cluster)
-    allowed = allowed_of(tolerance, wire, collective, costs)
+    names = [PlannerChoice.parse(text).name for text in planner or ()]
+    allowed = allowed_of(tolerance, wire, collective, costs, names)
     found = _scenarios(recorded, costs, nodes, planner, plan, allowed)
     rows = [scenario.row(recorded, variation) for scenario in found]
-    notes = [*recorded.warnings(), *formula_notes(costs, found)]
+    notes = [*recorded.warnings(), *unused_notes(wire, collective), *formula_notes(costs, found)]
     warn(notes)
     outputs.write(recorded, found, rows)
     if as_json:

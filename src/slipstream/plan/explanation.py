@@ -1,8 +1,9 @@
 """Why a plan is as it is, for a person to follow.
 
-For each bucket: what it waits for, how much of its journey is hidden behind computation, and what
-one more merge, with the bucket behind it, would cost. For the step: how far it is from what no
-plan can beat, what limits it, and whether merging helps at all. All times are seconds.
+For each bucket: what it waits for, how much of its journey is hidden behind computation, what one
+more merge, with the bucket behind it, would cost, and what other ways to average it would take. For
+the step: how far it is from what no plan can beat, what limits it, and whether merging helps at
+all. All times are seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from slipstream.plan.bounds import LowerBound
 from slipstream.plan.model import Bucket
 from slipstream.plan.timing import BucketTiming, StepTiming
-from slipstream.words import duration, percent, size
+from slipstream.plan.ways import WayTime
+from slipstream.words import counted, duration, percent, size
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class BucketReason:
     hidden_seconds, exposed_seconds: of its journey, behind computation, and holding it up.
     merge_seconds: how much later the step would end (earlier, if negative) if it were merged with
     the next bucket; None for the last one, and where the next one has another dtype.
+    ways: what the bucket's own way takes, then what each other one that is allowed would, the
+    fastest first.
     """
 
     half: str
@@ -36,6 +40,7 @@ class BucketReason:
     hidden_seconds: float
     exposed_seconds: float
     merge_seconds: float | None
+    ways: tuple[WayTime, ...] = ()
 
     def __str__(self) -> str:
         names = self.bucket.gradients
@@ -44,6 +49,19 @@ class BucketReason:
             f"{self.half} {self.index} ({which}; {size(self.bucket.bytes)}): "
             f"{self._before()}; {self._journey()}{self._if_merged()}."
         )
+
+    def by(self) -> str:
+        """By which way, what that takes and what the best other one would; "" where one is all."""
+        if len(self.ways) < 2:
+            return ""
+        own, other, *others = self.ways
+        mixed = len({way.costs for way in self.ways}) > 1
+        text = f"by {_with_source(own, mixed)} in {duration(own.seconds)}; "
+        among = "the other way" if not others else f"the best of {1 + len(others)} others"
+        takes = duration(other.seconds)
+        if own.seconds == other.seconds:
+            takes = "as long"
+        return f"{text}{among}, {_with_source(other, mixed)}, would take {takes}"
 
     def _before(self) -> str:
         if self.half == "gather":
@@ -75,6 +93,11 @@ class BucketReason:
         cost = "no later" if self.merge_seconds == 0 else None
         cost = cost or f"{duration(abs(self.merge_seconds))} {later}"
         return f"; merged with {self.half} {self.index + 1} the step would end {cost}"
+
+
+def _with_source(way: WayTime, mixed: bool) -> str:
+    """A way's name; where some costs are measured, a way by formula says so."""
+    return f"{way} (by formula)" if mixed and way.costs == "formula" else str(way)
 
 
 @dataclass(frozen=True)
@@ -110,6 +133,7 @@ class Explanation:
             f"One bucket per tensor would take {duration(self.unmerged_step_seconds)}, a single "
             f"bucket {duration(self.single_step_seconds)}.",
         ]
+        found += self._carriers()
         if step > best * 1.01:
             found.append(
                 f"The best buckets would take {duration(best)}; this plan is "
@@ -133,3 +157,19 @@ class Explanation:
         if self.timing.exposed_seconds < 0.01 * step:
             found.append("The computation is the limit: communication is hidden.")
         return found
+
+    def _carriers(self) -> list[str]:
+        """How many buckets and bytes each way carries, in a sentence; nothing where one is all."""
+        most = max((len(reason.ways) for reason in self.buckets), default=0)
+        if most < 2:
+            return []
+        carried: dict[str, list[int]] = {}
+        for reason in self.buckets:
+            carried.setdefault(str(reason.ways[0]), []).append(reason.bucket.bytes)
+        parts = [
+            f"{name} carries {counted(len(sizes), 'bucket')} of {size(sum(sizes))} together"
+            if len(sizes) > 1
+            else f"{name} carries 1 bucket of {size(sizes[0])}"
+            for name, sizes in carried.items()
+        ]
+        return [f"Of {most} ways, {', '.join(parts)}."]

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from slipstream.costs import Choice, Curve
 from slipstream.errors import PlanError
+from slipstream.plan.allowed import LARGE, SMALL
 from slipstream.plan.baselines import MIB, plan_buckets
 from slipstream.plan.cutting import as_buckets
 from slipstream.plan.model import Bucket, Gradient
 from slipstream.trace import TraceGradient
 
-SMALL, LARGE = "hierarchical", "ring"
 OPTIONS = ("pool_bytes", "switch_bytes")
 _LARGEST_BYTES = 2**40
 

@@ -15,13 +15,14 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from slipstream.costs import Choice, Costs, Wire, least_of, line_near
+from slipstream.costs import Choice, Costs, Operation, Wire, least_of, line_near
 from slipstream.errors import PlanError
+from slipstream.plan.allowed import HALF_WAY, LARGE, SMALL
 from slipstream.plan.baselines import PLANNERS, plan_buckets
 from slipstream.plan.bounds import lower_bounds
 from slipstream.plan.cutting import as_buckets, cut_half
 from slipstream.plan.fewest import fewest
-from slipstream.plan.four_minutes import LARGE, OPTIONS, SMALL, four_minutes
+from slipstream.plan.four_minutes import OPTIONS, four_minutes
 from slipstream.plan.halves import backward_half, forward_half
 from slipstream.plan.lane import Cuts, Lane
 from slipstream.plan.mgwfbp import VARIANTS, mgwfbp
@@ -51,7 +52,8 @@ def plan_step(
 
     planner: one of PLANNER_NAMES; options: the planner's own, such as `cap_bytes` or `variant`.
     Each bucket gets the cheapest of the allowed `collectives` and wires (`allow`); wires other than
-    "float32" lose precision. `four_minutes` uses its own two collectives, whatever is allowed.
+    "float32" lose precision. `four_minutes` uses its own two collectives, whatever is allowed, and
+    `pipelined`, whose halves only `native` has, that one with "float32", which must be allowed.
     tolerance, max_bucket_bytes: for `optimal` and `pipelined`. Of all plans whose communication
     ends at most `tolerance` (relative) after the earliest possible end, theirs has the fewest
     buckets; no bucket exceeds max_bucket_bytes in memory, except by a single gradient.
@@ -63,8 +65,7 @@ def plan_step(
     half = backward_half(trace)
     exact = partial(_exact, tolerance=tolerance, floor=half.floor_seconds)
     if planner == "pipelined":
-        choices = costs.choices(collectives, allow, "reduce_scatter")
-        gather_choices = costs.choices(collectives, allow, "all_gather")
+        choices, gather_choices = _half_choices(costs, allow)
         gather = _gather(trace, gather_choices, tolerance, max_bucket_bytes)
         reduce = as_buckets(cut_half(half, choices, exact, max_bucket_bytes), choices)
         return _finished(planner, trace, costs, (reduce, choices), (gather, gather_choices))
@@ -79,6 +80,20 @@ def plan_step(
         cutter = exact if planner == "optimal" else partial(_greedy, **options)
         reduce = as_buckets(cut_half(half, choices, cutter, max_bucket_bytes), choices)
     return _finished(planner, trace, costs, (reduce, choices))
+
+
+def _half_choices(
+    costs: Costs, allow: Sequence[Wire]
+) -> tuple[tuple[Choice, ...], tuple[Choice, ...]]:
+    collective, wire = HALF_WAY
+    if wire not in allow:
+        raise PlanError(
+            f"Planner 'pipelined' sends {wire}, and only {', '.join(map(str, allow))} may travel; "
+            f"allow {wire}, or take another planner."
+        )
+    halves: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
+    scatter, gather = (costs.choices((collective,), (wire,), half) for half in halves)
+    return scatter, gather
 
 
 def _finished(

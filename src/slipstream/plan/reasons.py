@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.costs import Choice, Costs, Operation, Wire, least_of
+from slipstream.plan.allowed import HALF_WAY
 from slipstream.plan.bounds import lower_bounds
 from slipstream.plan.cutting import as_buckets
 from slipstream.plan.explanation import BucketReason, Explanation
@@ -13,6 +14,7 @@ from slipstream.plan.halves import Half, backward_half, charged_bytes, forward_h
 from slipstream.plan.model import Bucket, Plan
 from slipstream.plan.planners import plan_step
 from slipstream.plan.timing import BucketTiming, time_step
+from slipstream.plan.ways import Ways
 from slipstream.trace import Trace, TraceGradient
 
 
@@ -26,20 +28,25 @@ def explain(
 ) -> Explanation:
     """Why the plan is as it is, on these costs.
 
-    allow, collectives: what the planner was allowed; if not given, what the plan uses.
+    allow, collectives: what the planner was allowed; if not given, what the plan uses. Halves of
+    pipelined plans have one way alone.
     Raises PlanError for a plan of another model, CostError where a collective has no costs.
     """
     used = [*plan.reduce, *(plan.gather or ())]
     allow = allow or list(dict.fromkeys(bucket.wire for bucket in used))
     collectives = collectives or list(dict.fromkeys(bucket.collective for bucket in used))
+    if plan.gather is not None:
+        collectives, allow = HALF_WAY[:1], HALF_WAY[1:]
     timing = time_step(trace, costs, plan)
     operation: Operation = "all_reduce" if plan.gather is None else "reduce_scatter"
-    choices = costs.choices(collectives, allow, operation)
-    buckets = _reduce_reasons(plan, trace, timing.reduce, choices)
+    ways = Ways.of(plan.reduce, costs, collectives, allow, operation)
+    choices = ways.choices
+    buckets = _reduce_reasons(plan, trace, timing.reduce, ways)
     gather_choices: tuple[Choice, ...] = ()
     if plan.gather is not None and timing.gather is not None:
-        gather_choices = costs.choices(collectives, allow, "all_gather")
-        buckets += _gather_reasons(plan.gather, trace, timing.gather, gather_choices)
+        gather_ways = Ways.of(plan.gather, costs, collectives, allow, "all_gather")
+        gather_choices = gather_ways.choices
+        buckets += _gather_reasons(plan.gather, trace, timing.gather, gather_ways)
     bounds = lower_bounds(
         trace,
         least_of([choice.curve for choice in choices]),
@@ -69,13 +76,13 @@ def explain(
 
 
 def _reduce_reasons(
-    plan: Plan, trace: Trace, timings: Sequence[BucketTiming], choices: Sequence[Choice]
+    plan: Plan, trace: Trace, timings: Sequence[BucketTiming], ways: Ways
 ) -> list[BucketReason]:
     half = backward_half(trace)
     hidden_until = trace.backward_seconds
     if plan.gather is None and plan.wait == "forward":
         hidden_until += trace.input_seconds
-    jobs = _Jobs(half, plan.reduce, choices, hidden_until)
+    jobs = _Jobs(half, plan.reduce, ways.choices, hidden_until)
     found, free = [], 0.0
     for index, (timing, merge) in enumerate(zip(timings, jobs.merge_costs(), strict=True)):
         first = jobs.first_ready[index]
@@ -91,6 +98,7 @@ def _reduce_reasons(
             hidden_seconds=takes - exposed,
             exposed_seconds=exposed,
             merge_seconds=merge,
+            ways=ways.times(plan.reduce[index], jobs.charged[index]),
         )
         found.append(reason)
         free = timing.end_seconds
@@ -101,14 +109,15 @@ def _gather_reasons(
     buckets: Sequence[Bucket],
     trace: Trace,
     timings: Sequence[BucketTiming],
-    choices: Sequence[Choice],
+    ways: Ways,
 ) -> list[BucketReason]:
     half = forward_half(trace)
-    jobs = _Jobs(half, buckets[::-1], choices, half.floor_seconds)
+    jobs = _Jobs(half, buckets[::-1], ways.choices, half.floor_seconds)
     merges = [*jobs.merge_costs()[-2::-1], None]
     delay, found = 0.0, []
     for index, timing in enumerate(timings):
-        wanted = half.floor_seconds - jobs.ready[len(buckets) - 1 - index]
+        place = len(buckets) - 1 - index
+        wanted = half.floor_seconds - jobs.ready[place]
         takes = timing.end_seconds - timing.start_seconds
         stall = max(0.0, timing.end_seconds - (wanted + delay))
         delay += stall
@@ -122,6 +131,7 @@ def _gather_reasons(
             hidden_seconds=max(0.0, takes - stall),
             exposed_seconds=stall,
             merge_seconds=merges[index],
+            ways=ways.times(buckets[index], jobs.charged[place]),
         )
         found.append(reason)
     return found
@@ -154,9 +164,10 @@ class _Jobs:
         self._jobs = []
         for bucket, at in zip(buckets, self.ready, strict=True):
             charged = sum(charged_bytes(gradients[name]) for name in bucket.gradients)
-            curve = by_way.get((bucket.collective, bucket.wire), self._curve)
+            curve = by_way[bucket.collective, bucket.wire]
             dtype = gradients[bucket.gradients[0]].dtype
             self._jobs.append(_Job(at, curve.seconds(charged), charged, dtype))
+        self.charged = [job.charged for job in self._jobs]
 
     def merge_costs(self) -> list[float | None]:
         """For each bucket how much longer the half takes with the next one merged into it.
