@@ -14,6 +14,7 @@ from slipstream.costs import Costs
 from slipstream.documents import Frozen
 from slipstream.measure.spread import median_and_spread
 from slipstream.plan import Plan, plan_step, time_step
+from slipstream.plan.allowed import in_words
 from slipstream.trace import Trace, parameters_sha256
 
 LEAST_GAIN = 0.03
@@ -44,12 +45,14 @@ class Verdict(Frozen):
     """A plan beside the one in force, with the steps that both are predicted to take.
 
     objection: why the one in force stays, as part of a sentence; empty where the new one pays.
+    considered: which ways buckets might go, in words; empty where there was one.
     """
 
     plan: Plan
     old_seconds: float
     new_seconds: float
     objection: str = ""
+    considered: str = ""
 
 
 def decide(
@@ -70,7 +73,27 @@ def decide(
         objection = f"a gain below {100 * LEAST_GAIN:g} %"
     elif gain <= measured.error_seconds:
         objection = "a gain below the spread of the measurements"
-    return Verdict(plan=new, old_seconds=old_seconds, new_seconds=new_seconds, objection=objection)
+    return Verdict(
+        plan=new,
+        old_seconds=old_seconds,
+        new_seconds=new_seconds,
+        objection=objection,
+        considered=_considered(costs, settings),
+    )
+
+
+def _considered(costs: Costs, settings: AutoSettings) -> str:
+    """What the planner could choose among."""
+    if settings.gathers:
+        return ""
+    found = costs.choices(settings.collectives, settings.wires)
+    ways = [(choice.collective, choice.wire) for choice in found]
+    if len(ways) == 1:
+        return ""
+    measured = [(name, wire) for name, wire in ways if (name, "all_reduce", wire) in costs.measured]
+    by_formula = [way for way in ways if way not in measured]
+    parts = [("given costs" if settings.costs else "probed", measured), ("by formula", by_formula)]
+    return "; ".join(f"{how}: {in_words(known)}" for how, known in parts if known)
 
 
 def of_these(trace: Trace, plan: Plan) -> Trace:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,15 @@ class GradientSync(sync.GradientSync):
     parameters become trainable. What it did is one line of the logger "slipstream" on rank 0, and
     stands in `history`. Once done it costs nothing.
 
-        plan_options: planner ("optimal", or any other name) and its own options; costs (Costs or
-        ClusterSpec) instead of a probe; probe_seconds (3.0) and probe_steps (30), of which the
-        shorter time counts; steps (8) that are profiled and timed; again_after_steps (1,000).
+        plan_options: planner ("optimal", or any other name) and its own options; collectives
+        (["native"]) and allow (["float32"]), the wire formats: what may carry buckets, the fastest
+        for each; costs (Costs or ClusterSpec) instead of a probe; probe_seconds (3.0) and
+        probe_steps (30), of which the shorter time counts, a third more of it for each further
+        collective with a wire format, up to four times; steps (8) that are profiled and timed;
+        again_after_steps (1,000).
 
-    "optimal", "mgwfbp", "pipelined": auto with that planner; the last needs `deferred`.
+    "optimal", "mgwfbp", "four_minutes", "pipelined": auto with that planner; the last needs
+    `deferred`, and it and the one before have collectives of their own.
 
     A path, or a text that ends with ".json": a plan file is followed, and of a plans file each plan
     from its step on.
@@ -111,16 +114,14 @@ class GradientSync(sync.GradientSync):
             digest = parameters_sha256(gradients_in_reverse(self._params))
             first = self._file.until(self._keeper.step)[-1]
             first.plan.check_made_for(self._model_name, digest, self._cluster)
-        if self._auto is not None and self._auto.costs is not None:
-            self._auto.costs.at(self._cluster)
+        if self._auto is not None:
+            self._auto = self._auto.on(self._cluster)
         return [*super()._settings(), self._auto.describe() if self._auto else "no auto"]
 
     def _piloted(
         self, model: nn.Module, settings: AutoSettings, store: Store | None, is_settled: bool
     ) -> Pilot:
         assert self._group is not None
-        if settings.costs is not None:
-            settings = replace(settings, costs=settings.costs.at(self._cluster))
         around = Surroundings(
             keeper=self._keeper,
             model=weakref.ref(model),

@@ -161,7 +161,7 @@ class Pilot:
         engine.use_plan(verdict.plan, swap)
         after = yield from self._timed(_WARMUP)
         is_slower = after.is_slower_than(before)
-        line = telling.measured(swap, before, after, old if is_slower else None)
+        line = telling.measured(swap, verdict, before, after, old if is_slower else None)
         self._keeper.annotate(line, after.seconds)
         if is_slower:
             engine.use_plan(old, line)
@@ -205,15 +205,23 @@ class Pilot:
         return StepTime(*max(everyone))
 
     def _probed(self, trace: Trace, step: StepTime) -> Costs:
-        """The cluster's costs, in a time that is short beside the training."""
+        """The cluster's costs, in a time that is short beside the training.
+
+        Of what buckets may use, and of what they use now: that is what a new plan is compared with.
+        """
         around, settings = self._around, self._settings
+        ways = dict.fromkeys(ways_of(around.cluster, settings.collectives, settings.wires))
+        for bucket in self._engine.plan.reduce:
+            assert isinstance(bucket.wire, str), "the engine has no sparse collectives"
+            ways[bucket.collective, bucket.wire] = None
         spec = probe_budgeted(
             around.group,
             around.cluster,
             sizes_to_probe([charged_bytes(gradient) for gradient in trace.gradients]),
-            min(settings.probe_seconds, settings.probe_steps * step.seconds),
+            settings.probe_budget_seconds(len(ways), step.seconds),
             operations=("all_reduce", *(HALVES if settings.gathers else ())),
-            ways=ways_of(around.cluster, settings.collectives, settings.wires),
+            ways=tuple(ways),
+            thorough=False,
             device=around.device,
             store=around.store,
             timeout_seconds=around.timeout_seconds,

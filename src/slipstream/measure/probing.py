@@ -20,6 +20,7 @@ from slipstream.comm.torch_comm import backend_of
 from slipstream.costs import ClusterSpec, Links, MeasuredCost
 from slipstream.costs.cluster_file import Operation
 from slipstream.errors import CostError, PlanError, RanksDiffer
+from slipstream.measure.contest import Contest
 from slipstream.measure.halves import GatherHalf, ScatterHalf
 from slipstream.measure.links import measure_links
 from slipstream.measure.spread import median_and_spread
@@ -83,13 +84,20 @@ def probe_budgeted(
     *,
     operations: Sequence[Operation] = ("all_reduce",),
     ways: Sequence[Way] = NATIVE,
+    thorough: bool = True,
     device: torch.device | None = None,
     store: Store | None = None,
     timeout_seconds: float = 600.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> ClusterSpec:
-    """`probe` without the links, for a job that has little time and knows its sizes."""
-    asked = _Asked(sizes, seconds, operations, ways)
+    """`probe` without the links, for a job that has little time and knows its sizes.
+
+    thorough: whether each way gets its share of the time. If not, they are measured side by side,
+    which is for whoever takes the best way for each size: one that is clearly slower than the best
+    at a size is only looked at there, and one that is far slower is given up where time is short;
+    from then on it is taken to need time in proportion to the bytes, which is more than it would.
+    """
+    asked = _Asked(sizes, seconds, operations, ways, thorough)
     bench = _bench(group, cluster, asked, device, store, timeout_seconds, clock, lambda _: None)
     costs = _costs(group, cluster, bench, asked, seconds)
     return _spec(group, cluster, bench, costs, sizes, None)
@@ -103,6 +111,7 @@ class _Asked:
     seconds: float
     operations: Sequence[Operation]
     ways: Sequence[Way]
+    thorough: bool = True
 
 
 def _bench(
@@ -122,6 +131,7 @@ def _bench(
         "seconds": asked.seconds,
         "operations": list(asked.operations),
         "collectives": [list(way) for way in asked.ways],
+        "thoroughness": asked.thorough,
         "ranks of each node": list(cluster.ranks_per_node),
         "device type": (device or torch.device("cpu")).type,
     }
@@ -192,37 +202,53 @@ def ways_of(
         found += [(collective, w) for w in wires if w in DENSE_WIRES[collective]]
     if not found:
         raise CostError(f"None of {', '.join(collectives)} sends {' or '.join(wires)}.")
-    return tuple(found)
+    return tuple(dict.fromkeys(found))
 
 
 def _costs(
     group: dist.ProcessGroup, cluster: Cluster, bench: Bench, asked: _Asked, seconds: float
 ) -> tuple[MeasuredCost, ...]:
     halves, collectives = NativeHalves(group), Collectives(group, cluster)
-    runs: list[tuple[Operation, Way, Callable[[torch.Tensor], None]]] = []
-    for operation in asked.operations:
+    ways = asked.ways if "all_reduce" in asked.operations else ()
+    shares = [2 * len(ways) if name == "all_reduce" else 1 for name in asked.operations]
+    found: list[MeasuredCost] = []
+    for operation, share in zip(asked.operations, shares, strict=True):  # as the bytes
+        left = seconds * share / sum(shares)
         if operation == "all_reduce":
-            runs += [(operation, way, collectives.get(*way).sum_) for way in asked.ways]
+            found += _all_reduces([collectives.get(*way).sum_ for way in ways], bench, asked, left)
         else:
             half = ScatterHalf if operation == "reduce_scatter" else GatherHalf
-            runs.append((operation, NATIVE[0], half(halves, group.size())))
-    shares = [2 if operation == "all_reduce" else 1 for operation, _, _ in runs]  # as the bytes
-    return tuple(
-        _cost(operation, way, run, bench, asked.sizes, seconds * share / sum(shares))
-        for (operation, way, run), share in zip(runs, shares, strict=True)
-    )
+            with torch.no_grad():
+                times = Sweep(half(halves, group.size()), bench, asked.sizes, left).run()
+            found.append(_cost(operation, NATIVE[0], times))
+    return tuple(found)
 
 
-def _cost(
-    name: Operation,
-    way: Way,
-    run: Callable[[torch.Tensor], None],
-    bench: Bench,
-    sizes: Sequence[int],
-    seconds: float,
-) -> MeasuredCost:
+def _all_reduces(
+    runs: Sequence[Callable[[torch.Tensor], None]], bench: Bench, asked: _Asked, seconds: float
+) -> list[MeasuredCost]:
+    """The cost of each of the ways."""
     with torch.no_grad():
-        times = Sweep(run, bench, sizes, seconds).run()
+        if asked.thorough or len(runs) == 1:
+            share = seconds / len(runs)
+            times = [Sweep(run, bench, asked.sizes, share).run() for run in runs]
+        else:
+            times = Contest(runs, bench, asked.sizes, seconds).run()
+    largest = max(max(found) for found in times)
+    if not asked.thorough:
+        times = [_in_proportion_up_to(largest, found) for found in times]
+    return [_cost("all_reduce", way, found) for way, found in zip(asked.ways, times, strict=True)]
+
+
+def _in_proportion_up_to(largest: int, times: dict[int, list[float]]) -> dict[int, list[float]]:
+    """With one more point where a way was given up: its last slope alone might be far too small."""
+    last = max(times)
+    if last == largest:
+        return times
+    return times | {largest: [median_and_spread(times[last])[0] * largest / last]}
+
+
+def _cost(name: Operation, way: Way, times: dict[int, list[float]]) -> MeasuredCost:
     found = {size: median_and_spread(repetitions) for size, repetitions in times.items()}
     return MeasuredCost(
         collective=way[0],
