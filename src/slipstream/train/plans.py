@@ -16,18 +16,23 @@ from typing import Any
 from torch import nn
 
 from slipstream.auto import GradientSync
-from slipstream.costs import ClusterSpec
+from slipstream.cluster import Cluster
+from slipstream.comm.chosen import check
+from slipstream.costs import ClusterSpec, Costs
 from slipstream.durable import write_text_atomic
+from slipstream.errors import PlanError, RecipeError
 from slipstream.plan import PlanHistory
 from slipstream.train.checkpoint import LoadedCheckpoint
 from slipstream.train.distributed import Job
 from slipstream.train.recipe import Recipe, parse_recipe
+from slipstream.train.recipe.settings import SyncSettings
 
 PLAN_FILE, PLANS_FILE = "plan.json", "plans.json"
 _LIMITS = ("first_bytes", "cap_bytes", "last_bytes")
 _PROBE_SHARE = 0.02
-"""How much longer than without it a run may take for measuring the cluster."""
-_DECISIVE = ("planner", "plan_file", "cluster_file", *_LIMITS)
+"""How much longer than without it a run may take for measuring the cluster by one way; see
+`AutoSettings.probe_budget_seconds` for several."""
+_DECISIVE = ("planner", "collectives", "allow", "plan_file", "cluster_file", *_LIMITS)
 
 
 def build_sync(
@@ -41,7 +46,8 @@ def build_sync(
 ) -> GradientSync:
     """The engine of a run of `num_steps`, new or resumed from `loaded`; all ranks call it.
 
-    Raises what the engine raises, PlanError and CostError for files that cannot be used.
+    Raises what the engine raises, PlanError and CostError for files that cannot be used, and
+    RecipeError for collectives that do not work on the job's cluster.
     """
     settings = recipe.sync
     recorded = _recorded(recipe, job, loaded, run_folder) if loaded else None
@@ -55,6 +61,7 @@ def build_sync(
         options = {"probe_steps": max(1, round(_PROBE_SHARE * num_steps))}
         if settings.cluster_file:
             options["costs"] = ClusterSpec.load(Path(settings.cluster_file))
+        options |= _allowed(settings, job.cluster, options.get("costs"))
     return GradientSync(
         model,
         plan=plan,
@@ -68,6 +75,28 @@ def build_sync(
         recorded=recorded,
         first_step=loaded.step if loaded else 0,
     )
+
+
+def _allowed(settings: SyncSettings, cluster: Cluster, spec: ClusterSpec | None) -> dict[str, Any]:
+    """What buckets may use on the cluster; of a file with measured costs, "all" means those.
+
+    Raises RecipeError for a collective that does not work there.
+    """
+    allowed: dict[str, Any] = {"allow": settings.allow} if settings.may_round else {}
+    if not settings.chooses:
+        return allowed
+    works, named = [], settings.named_collectives
+    if "all" in settings.collectives and spec is not None and spec.costs:
+        named = Costs.of(spec).collectives
+    for name in named:
+        try:
+            check(name, "float32", cluster)
+        except PlanError as error:
+            if name in settings.collectives:
+                raise RecipeError(f"sync.collectives holds {name}. {error}") from error
+        else:
+            works.append(name)
+    return {**allowed, "collectives": works}
 
 
 def gathers(recipe: Recipe, sync: GradientSync) -> bool:

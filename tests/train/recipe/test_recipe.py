@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from slipstream.errors import RecipeError
 from slipstream.train.recipe import Recipe, load_recipe, parse_recipe, recipe_names
 from slipstream.train.recipe.text import field_names
+from slipstream.wires import DENSE_WIRES
 
 MINIMAL = 'name = "mine"\n[data]\ndataset = "digits"\n'
 
@@ -76,6 +77,18 @@ def test_overrides_are_judged_together() -> None:
         ("optimizer.learning_rate=nan", ["above 0; try optimizer.learning_rate=0.1"]),
         ("optimizer.learning_rate=inf", ["try optimizer.learning_rate=0.1"]),
         ("augment.horizontal_flip=yes", ["true or false; try augment.horizontal_flip=true"]),
+        (
+            "sync.collectives=tours",
+            ['holds "tours" and takes all or native', "did you mean torus?"],
+        ),
+        ("sync.collectives=native,rings", ['holds "rings"', "did you mean ring?"]),
+        ("sync.collectives=[]", ["sync.collectives is empty", "such as native"]),
+        ("sync.collectives=3", ['sync.collectives holds "3"']),
+        ("sync.collectives=ring,ring", ["holds ring 2 times"]),
+        ("sync.collective=ring", ["did you mean sync.collectives?"]),
+        ("sync.allow=bfloat", ["takes float32 or bfloat16", "did you mean bfloat16?"]),
+        ("sync.allow=", ['sync.allow holds ""']),
+        ("sync.allow=bfloat16", ["native can send float32 only: allow float32, or take", "direct"]),
         ("sync.planner=wfpb", ["or ddp or wfbp or single or fixed; did you mean wfbp?"]),
         ("data.dataset=fashon", ["did you mean fashion?"]),
         ("name=../up", ["name=", "letters, digits"]),
@@ -109,6 +122,16 @@ def test_only_the_override_at_fault_is_named() -> None:
         (MINIMAL + "[train]\nepochs = 0\nseed = -1", ["train.epochs=0", "(1 more to put right)"]),
         (MINIMAL + "[train]\nepochs = 2024-01-01", ["train.epochs=", "a whole number"]),
         ("x =", ["is not valid TOML"]),
+        (MINIMAL + "[sync]\ncollectives = 3", ["must be a list of all or native", '["native"]']),
+        (
+            MINIMAL + '[sync]\ncollectives = "tours"',
+            ["a list of", 'try sync.collectives=["torus"]'],
+        ),
+        (MINIMAL + "[sync]\ncollectives = [3]", ["sync.collectives holds 3 and takes all or"]),
+        (
+            MINIMAL + '[sync]\nplanner = "four_minutes"\nallow = ["float16"]',
+            ["hierarchical, ring can send float32 or bfloat16 only"],
+        ),
         (MINIMAL + '[sync]\nplan_file = "p"\nplanner = "wfbp"', ["exclude each other"]),
     ],
 )
@@ -152,16 +175,21 @@ def test_the_written_recipe_reloads_equal_and_explains_every_field() -> None:
     rate=st.floats(min_value=1e-300, max_value=1e300),
     seed=st.integers(0, 2**63 - 1),
     flip=st.booleans(),
+    collectives=st.lists(st.sampled_from(["all", *DENSE_WIRES]), min_size=1, unique=True),
 )
-def test_any_value_survives_writing(folder: str, rate: float, seed: int, flip: bool) -> None:
+def test_any_value_survives_writing(
+    folder: str, rate: float, seed: int, flip: bool, collectives: list[str]
+) -> None:
     recipe = load_recipe("digits").replace(
         {
             "data.folder": folder,
             "optimizer.learning_rate": rate,
             "train.seed": seed,
             "augment.horizontal_flip": flip,
+            "sync.collectives": collectives,
         }
     )
+    assert recipe.sync.collectives == tuple(collectives)
     assert parse_recipe(recipe.to_toml(), "x") == recipe
 
 
@@ -200,6 +228,49 @@ def test_settings_without_effect_are_told() -> None:
         "schedule.power",
         "sync.cap_bytes",
     ]
+
+
+def test_a_list_is_written_as_in_toml_or_with_commas() -> None:
+    for written in ('["native", "direct"]', "native,direct", "native, direct"):
+        recipe = load_recipe("digits", [f"sync.collectives={written}"])
+        assert recipe.sync.collectives == ("native", "direct")
+    assert load_recipe("digits", ["sync.collectives=all"]).sync.named_collectives == (*DENSE_WIRES,)
+    plain = load_recipe("digits").sync
+    assert (plain.collectives, plain.allow) == (("native",), ("float32",))
+
+
+def test_every_dense_collective_can_be_named_in_a_recipe() -> None:
+    for name, wires in DENSE_WIRES.items():
+        for wire in wires:
+            both = [f"sync.collectives={name}", f"sync.allow={wire}"]
+            sync = load_recipe("digits", both).sync
+            assert (sync.named_collectives, sync.allow) == ((name,), (wire,))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "notes"),
+    [
+        (["sync.collectives=all", "sync.allow=float16"], []),
+        (["sync.allow=float32,bfloat16"], ["sync: bfloat16 is allowed and never travels: native"]),
+        (
+            ["sync.collectives=native,ring", "sync.allow=bfloat16"],
+            ["sync: native carries nothing: it sends float32 only"],
+        ),
+        (
+            ["sync.planner=ddp", "sync.collectives=ring"],
+            ['sync.collectives=["ring"] has no effect'],
+        ),
+        (["sync.planner=pipelined", "sync.allow=bfloat16"], ["sync.allow="]),
+        (["sync.planner=four_minutes", "sync.collectives=torus"], ["sync.collectives="]),
+        (["sync.planner=four_minutes", "sync.allow=bfloat16"], []),
+        (["sync.plan_file=plan.json", "sync.allow=bfloat16"], ["sync.allow="]),
+    ],
+)
+def test_what_is_allowed_without_effect_is_told(overrides: list[str], notes: list[str]) -> None:
+    told = load_recipe("digits", overrides).ignored()
+    assert len(told) == len(notes)
+    for sentence, start in zip(told, notes, strict=True):
+        assert sentence.startswith(start)
 
 
 def test_a_warm_up_that_is_cut_is_told() -> None:

@@ -38,6 +38,7 @@ from slipstream.train.recipe.text import (
     field_names,
     nearest,
     override_value,
+    shown,
     write_toml,
 )
 
@@ -115,6 +116,8 @@ class Recipe(Settings):
             "schedule.step_factor": (self.schedule.kind == "step", 'schedule.kind="step"'),
             "schedule.power": (self.schedule.kind == "polynomial", 'schedule.kind="polynomial"'),
             "schedule.final_fraction": (self.schedule.kind != "step", 'schedule.kind="cosine"'),
+            "sync.collectives": (self.sync.chooses, 'sync.planner="auto" and no sync.plan_file'),
+            "sync.allow": (self.sync.may_round, 'sync.planner="auto" and no sync.plan_file'),
             "sync.cluster_file": (self.sync.measures, 'sync.planner="auto" and no sync.plan_file'),
             "sync.first_bytes": (self.sync.planner == "fixed", 'sync.planner="fixed"'),
             "sync.cap_bytes": (self.sync.planner == "fixed", 'sync.planner="fixed"'),
@@ -125,7 +128,9 @@ class Recipe(Settings):
             table, field = key.split(".")
             value = getattr(getattr(self, table), field)
             if not used and value != default_of(Recipe, key):
-                notes.append(f"{key}={value} has no effect here: it needs {need}")
+                written = shown(value) if isinstance(value, tuple) else value
+                notes.append(f"{key}={written} has no effect here: it needs {need}")
+        notes += self.sync.never_used()
         warmup, half = self.schedule.warmup_epochs, self.train.epochs / 2
         if warmup > half:
             notes.append(

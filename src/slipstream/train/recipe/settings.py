@@ -17,6 +17,9 @@ from pydantic import (
     model_validator,
 )
 
+from slipstream.plan.allowed import OWN_COLLECTIVES, unused
+from slipstream.wires import DENSE_WIRES, DenseWire, wires_of
+
 
 class Settings(BaseModel):
     """Base of all tables: no unknown fields, no conversions, no infinities, no changes."""
@@ -145,18 +148,48 @@ class ScheduleSettings(Settings):
     power: float = Field(default=2.0, gt=0, description="exponent of the decay (polynomial)")
 
 
-_MEASURING = ("auto", "optimal", "mgwfbp", "pipelined")
+_MEASURING = ("auto", "optimal", "mgwfbp", "four_minutes", "pipelined")
+_Planner = Literal[
+    "auto",
+    "optimal",
+    "mgwfbp",
+    "four_minutes",
+    "pipelined",
+    "ddp",
+    "wfbp",
+    "single",
+    "fixed",
+]
+_Collective = Literal[
+    "all",
+    "native",
+    "ring",
+    "halving_doubling",
+    "recursive_doubling",
+    "direct",
+    "hierarchical",
+    "torus",
+]
 
 
 class SyncSettings(Settings):
     """How gradients are averaged over ranks."""
 
-    planner: Literal["auto", "optimal", "mgwfbp", "pipelined", "ddp", "wfbp", "single", "fixed"] = (
-        Field(
-            default="auto",
-            description="who cuts gradients into buckets; the first four measure steps and cluster"
-            " while the run goes on (auto = optimal), and begin as ddp",
-        )
+    planner: _Planner = Field(
+        default="auto",
+        description="who cuts gradients into buckets; the first five measure steps and cluster"
+        " while the run goes on (auto = optimal), and begin as ddp",
+    )
+    collectives: tuple[_Collective, ...] = Field(
+        default=("native",),
+        strict=False,
+        description="what may carry buckets, the fastest for each; all = those that work here;"
+        " for auto, optimal and mgwfbp",
+    )
+    allow: tuple[DenseWire, ...] = Field(
+        default=("float32",),
+        strict=False,
+        description="what may travel; bfloat16 and float16 are half the bytes, and rounded",
     )
     plan_file: str = Field(
         default="", description="a plan.json or plans.json to replay; empty = the planner decides"
@@ -184,6 +217,54 @@ class SyncSettings(Settings):
     def measures(self) -> bool:
         """Whether the planner works from measurements."""
         return not self.plan_file and self.planner in _MEASURING
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the planner takes any collective that is allowed."""
+        return self.measures and self.planner not in OWN_COLLECTIVES
+
+    @property
+    def may_round(self) -> bool:
+        """Whether the planner takes any wire that is allowed."""
+        return self.measures and self.planner != "pipelined"
+
+    @property
+    def named_collectives(self) -> tuple[str, ...]:
+        """What may carry buckets, on clusters of any shape."""
+        if self.planner in OWN_COLLECTIVES:
+            return OWN_COLLECTIVES[self.planner]
+        return tuple(DENSE_WIRES) if "all" in self.collectives else self.collectives
+
+    def never_used(self) -> list[str]:
+        """Sentences about what is allowed and goes with nothing else that is."""
+        if not self.may_round or (self.chooses and "all" in self.collectives):
+            return []
+        return [f"sync: {words}" for words in unused(self.named_collectives, self.allow)]
+
+    @field_validator("collectives", "allow")
+    @classmethod
+    def _names_each_once(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if not names:
+            first = cls.model_fields[str(info.field_name)].default[0]
+            raise ValueError(f"sync.{info.field_name} is empty: name one or more, such as {first}")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"sync.{info.field_name} holds {name} {names.count(name)} times: leave out all"
+                    " but one"
+                )
+        return names
+
+    @model_validator(mode="after")
+    def _can_send(self) -> SyncSettings:
+        sent = {wire: None for name in self.named_collectives for wire in wires_of(name)}
+        if self.may_round and not set(sent) & set(self.allow):
+            raise ValueError(
+                f"sync.allow is {' and '.join(self.allow)}, and"
+                f" {', '.join(self.named_collectives)} can send {' or '.join(sent)} only: allow"
+                f" {next(iter(sent))}, or take what sends {self.allow[0]}, such as direct"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_plan(self) -> SyncSettings:

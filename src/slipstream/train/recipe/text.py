@@ -11,6 +11,7 @@ import math
 import tomllib
 import typing
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -85,20 +86,28 @@ def override_value(model: Model, key: str, text: str) -> object:
     """The value in ``--set key=text``: TOML, or the text itself when it is not TOML.
 
     A text field takes any bare text: ``model.name=resnet18`` and ``run.folder=7`` need no quotes.
+    A list takes its names with commas, too: ``sync.collectives=native,direct``.
     """
-    try:
+    info = fields_of(model)[key]
+    value: object = text
+    with suppress(tomllib.TOMLDecodeError):
         document = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    value: object = document["value"] if len(document) == 1 else text
-    if fields_of(model)[key].annotation is str and not isinstance(value, str):
+        value = document["value"] if len(document) == 1 else text
+    if _is_list(info):
+        return value if isinstance(value, list) else [part.strip() for part in text.split(",")]
+    if info.annotation is str and not isinstance(value, str):
         return text
     return value
 
 
 def field_at_fault(error: ValidationError) -> str:
     """Dotted name of the field of the first problem; empty where several fields clash."""
-    return ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
+    return _field(error.errors(include_url=False)[0]["loc"])
+
+
+def _field(place: tuple[int | str, ...]) -> str:
+    """The dotted name of a field, without the number of an entry of its list."""
+    return ".".join(part for part in place if isinstance(part, str))
 
 
 def explain(model: Model, error: ValidationError) -> str:
@@ -109,7 +118,7 @@ def explain(model: Model, error: ValidationError) -> str:
 
 
 def _explain_one(model: Model, problem: dict[str, Any]) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
+    key = _field(problem["loc"])
     kind = problem["type"]
     if kind == "extra_forbidden":
         return f"there is no field {key}{nearest(model, key)}"
@@ -120,20 +129,31 @@ def _explain_one(model: Model, problem: dict[str, Any]) -> str:
     info = fields_of(model).get(key)
     if info is None:
         return f"{key} must be a table, not {problem['input']!r}: write [{key}] and its fields"
-    return f"{key}={_shown(problem['input'])} must be {_wanted(info)}{_suggest(key, info, problem)}"
+    suggestion = _suggest(key, info, problem)
+    if isinstance(problem["loc"][-1], int):
+        takes = " or ".join(_choices(info))
+        return f"{key} holds {shown(problem['input'])} and takes {takes}{suggestion}"
+    return f"{key}={shown(problem['input'])} must be {_wanted(info)}{suggestion}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value in a sentence, as it would be written in a recipe."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return repr(value)
 
 
+def _is_list(info: FieldInfo) -> bool:
+    return typing.get_origin(info.annotation) is tuple
+
+
 def _choices(info: FieldInfo) -> tuple[str, ...]:
-    if typing.get_origin(info.annotation) is Literal:
-        return typing.get_args(info.annotation)
-    return ()
+    """The words that a field takes, or each entry of a list; nothing where it takes others."""
+    kind = info.annotation
+    if _is_list(info):
+        kind = typing.get_args(kind)[0]
+    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
 
 
 def _limits(info: FieldInfo) -> dict[str, float]:
@@ -147,9 +167,9 @@ def _limits(info: FieldInfo) -> dict[str, float]:
 
 
 def _wanted(info: FieldInfo) -> str:
-    choices = _choices(info)
+    choices = " or ".join(_choices(info))
     if choices:
-        return " or ".join(choices)
+        return f"a list of {choices}" if _is_list(info) else choices
     if info.annotation is str:
         return f"text ({info.description})"
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -163,11 +183,13 @@ def _suggest(key: str, info: FieldInfo, problem: dict[str, Any]) -> str:
     choices = _choices(info)
     if choices:
         close = get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        if _is_list(info) and not isinstance(problem["loc"][-1], int):
+            return f"; try {key}={shown(close or info.default)}"
         return f"; did you mean {close[0]}?" if close else ""
     near = _nearest_value(info, value)
     if near is None or near == "":
         return ""
-    return f"; try {key}={_shown(near)}"
+    return f"; try {key}={shown(near)}"
 
 
 def _nearest_value(info: FieldInfo, value: object) -> object:
@@ -225,4 +247,6 @@ def _toml_value(value: object) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml_value, value))}]"
     raise TypeError(f"a recipe has no values of type {type(value).__name__}")
