@@ -136,7 +136,15 @@ def test_every_optimizer_of_torch_is_decided_about() -> None:
         for kind in vars(optim).values()
         if isinstance(kind, type) and issubclass(kind, optim.Optimizer)
     }
-    assert found - SEPARABLE == {optim.Optimizer, optim.LBFGS}
+    assert found - SEPARABLE == {optim.Optimizer, optim.LBFGS, optim.SparseAdam}
+
+
+def test_sparse_adam_is_refused_as_averages_are_dense() -> None:
+    model = mlp()
+    sync = GradientSync(model, plan=pipelined_plan(model))
+    with pytest.raises(SlipstreamError, match="averages over ranks are dense; use Adam"):
+        sync.deferred(optim.SparseAdam(model.parameters()), separable=True)
+    sync.close()
 
 
 def test_sharing_a_number_between_parameters_would_have_been_wrong() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch import optim
 from torch.amp import GradScaler
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from slipstream.errors import SlipstreamError
 from slipstream.sync.parts import Parts
@@ -187,7 +187,6 @@ SEPARABLE = frozenset(
         optim.RMSprop,
         optim.Rprop,
         optim.SGD,
-        optim.SparseAdam,
     }
 )
 """Optimizers that update a parameter from its own gradient and state and the group's values alone.
@@ -207,6 +206,10 @@ def refuse_inseparable(optimizer: Optimizer, *, stated: bool) -> None:
         raise SlipstreamError(
             "LBFGS mixes all parameters in one step and calls a closure, so its update cannot be "
             "deferred; use it without sync.deferred()."
+        )
+    if isinstance(optimizer, SparseAdam):
+        raise SlipstreamError(
+            "SparseAdam takes sparse gradients, and averages over ranks are dense; use Adam."
         )
     if not stated and type(optimizer) not in SEPARABLE:
         raise SlipstreamError(
