@@ -31,6 +31,7 @@ SCRIPTS = (
     "planners",
     "simulate_speed",
     "lab_plans",
+    "lab_collectives",
     "lab_joint",
     "reproduce_mgwfbp",
     "reproduce_four_minutes",
