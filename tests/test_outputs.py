@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from closed import close_folder
 from slipstream import durable
 from slipstream.errors import SlipstreamError
-from slipstream.outputs import check_output, write_output
+from slipstream.outputs import check_output, same_output, write_output
 
 
 def test_a_new_file_is_written_whole_and_alone(tmp_path: Path) -> None:
@@ -73,3 +74,40 @@ def test_folders_and_devices_are_never_replaced(tmp_path: Path, overwrite: bool)
             check_output(path, "--output", overwrite=overwrite)
     with pytest.raises(SlipstreamError, match=r"nowhere, where t\.json shall go, is no folder"):
         check_output(tmp_path / "nowhere" / "t.json", "--output", overwrite=overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("length", [300, 250])
+def test_names_that_are_too_long_are_refused_before_the_work(
+    tmp_path: Path, overwrite: bool, length: int
+) -> None:
+    # 250 letters are a name, but with that of its temporary file they are too many.
+    path = tmp_path / ("n" * length)
+    said = r"nnn cannot be written \(File name too long\); choose another --plot\."
+    for place in (path, path / "plot.svg") if length == 300 else (path,):
+        with pytest.raises(SlipstreamError, match=said if place is path else "plot.svg cannot be"):
+            check_output(place, "--plot", overwrite=overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_that_may_not_be_searched_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    close_folder(monkeypatch, tmp_path)
+    for path in (tmp_path / "plan.json", tmp_path / "below" / "plan.json"):
+        with pytest.raises(SlipstreamError, match=r"plan\.json cannot be written \(Permission den"):
+            check_output(path, "--output", overwrite=overwrite)
+
+
+def test_one_file_is_known_by_all_its_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "w"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    for way in ("p", "./p", "../w/p", "../link/p", str(folder / "p")):
+        assert same_output(Path("p"), Path(way))
+    assert not same_output(Path("p"), Path("q")) and not same_output(Path("p"), Path("../p"))
+    # Links in the place of the files are replaced, each by a file of its own.
+    for name in ("one", "other"):
+        Path(name).symlink_to("target")
+    assert not same_output(Path("one"), Path("other"))

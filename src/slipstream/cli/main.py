@@ -10,7 +10,7 @@ import typer
 from slipstream import __version__
 from slipstream.cli.export import export
 from slipstream.cli.lab import lab
-from slipstream.cli.output import end_by_full_output, open_streams
+from slipstream.cli.output import end_by_refusal, open_streams
 from slipstream.cli.plan import plan
 from slipstream.cli.probe import probe
 from slipstream.cli.profile import profile
@@ -74,7 +74,7 @@ def main() -> None:
         print(f"slipstream: {error}", file=sys.stderr)
         sys.exit(1)
     except OSError as error:
-        end_by_full_output(error)
+        end_by_refusal(error)
     except KeyboardInterrupt:
         print("slipstream: interrupted", file=sys.stderr)
         sys.exit(130)

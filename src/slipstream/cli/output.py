@@ -14,7 +14,8 @@ from typing import Any, NoReturn, TextIO
 
 from slipstream.words import count, duration
 
-_REFUSALS = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_CLOSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
+_FULL = {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
 def open_streams() -> None:
@@ -35,12 +36,20 @@ def open_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def end_by_full_output(error: OSError) -> NoReturn:
-    """End the command whose standard output takes no more; says so unless its reader has left.
+def end_by_refusal(error: OSError) -> NoReturn:
+    """End the command that the system refuses a path, or whose standard output takes no more.
 
-    Raises `error` again where it is about anything else.
+    Says so, unless the reader of standard output has left. Raises `error` again where it is about
+    anything else.
     """
-    if error.filename is not None or error.errno not in _REFUSALS:
+    if error.filename is not None and error.errno in _CLOSED:
+        print(
+            f"slipstream: {error.filename} cannot be used ({error.strerror}); name another path, or"
+            " give this user the right to it",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    if error.filename is not None or error.errno not in _FULL:
         raise error
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in buffers has a place to go
     if error.errno != errno.EPIPE:

@@ -146,14 +146,14 @@ class _Outputs:
 
     def check(self) -> None:
         """Raises SlipstreamError, before anything is computed, where one cannot be written."""
-        from slipstream.outputs import check_output
+        from slipstream.outputs import check_output, same_output
         from slipstream.simulate import plot_kind
 
         if self.plot is not None:
             plot_kind(self.plot)
             check_output(self.plot, "--plot", overwrite=self.overwrite)
         if self.timeline is not None:
-            if self.timeline == self.plot:
+            if self.plot is not None and same_output(self.plot, self.timeline):
                 raise typer.BadParameter(f"--plot and --timeline name one file, {self.plot}")
             check_output(self.timeline, "--timeline", overwrite=self.overwrite)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def build_report(run_folder: Path) -> Path:
         temporary.write_text(content, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none where nothing can be written
+            temporary.unlink()
         raise RunFolderError(
             f"{path} cannot be written: {error.strerror or error}; "
             "copy the run folder to a place that can be written."

@@ -48,8 +48,20 @@ class Run:
 def load_run(folder: Path) -> Run:
     """Reads `folder`; missing or damaged files end up in `notices`.
 
-    Raises RunFolderError when there is no such folder, or nothing of a run in it.
+    Raises RunFolderError when there is no such folder, or nothing of a run in it, or when this user
+    may not look.
     """
+    try:
+        return _load(folder)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be read ({error.strerror or error}); name the folder that training "
+            "printed, or let this user read and search it."
+        ) from error
+
+
+def _load(folder: Path) -> Run:
+    """As `load_run`; raises OSError as well, where the system does not let it look."""
     if not folder.is_dir():
         raise RunFolderError(
             f"{folder} is no run folder: it does not exist; name the folder that training printed."
@@ -65,7 +77,7 @@ def load_run(folder: Path) -> Run:
         environment=reader.object("environment.json", "the environment is not shown"),
         summary=reader.object("summary.json", "the run has not finished, or was stopped early"),
         records=reader.records(),
-        checkpoints=_checkpoints(folder / "checkpoints"),
+        checkpoints=reader.checkpoints(),
         notices=tuple(reader.notices),
     )
     if not (run.recipe_text or run.plan or run.summary or run.records or run.checkpoints):
@@ -151,6 +163,14 @@ class _Reader:
             lines = ", ".join(map(str, damaged[:5])) + (", ..." if len(damaged) > 5 else "")
             self.notices.append(f"metrics.jsonl: damaged lines are left out: {lines}.")
         return records
+
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        try:
+            return _checkpoints(self.folder / "checkpoints")
+        except OSError as error:
+            why = error.strerror or error
+            self.notices.append(f"checkpoints cannot be read ({why}): none are listed.")
+            return ()
 
 
 def _checkpoints(folder: Path) -> tuple[Checkpoint, ...]:
