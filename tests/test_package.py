@@ -81,6 +81,7 @@ SURFACE = {
         "--after",
         "--torchrun",
         "--logs",
+        "--overwrite",
         "--timeout",
         "--grace",
         "--check",

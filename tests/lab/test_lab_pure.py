@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from slipstream.errors import LabError
+from slipstream.errors import LabError, SlipstreamError
 from slipstream.lab import Cut, LabSettings, interface_bytes, parse_rate, parse_seconds, run_lab
+from slipstream.lab import run as lab_run
 from slipstream.lab.folder import lab_place, remove_leftovers, run_folder
-from slipstream.lab.job import plan_starts
+from slipstream.lab.job import plan_starts, start_members
+from slipstream.lab.network import Network, Node, Tools
+from slipstream.lab.result import LabResult
 from slipstream.lab.units import format_rate
 
 TWO_BY_TWO = LabSettings(2, 2, 1e9, ("true",))
+HERE = Node(-1, -1, -1)
+
+
+def answered(folder: Path, output_to_stderr: bool) -> dict[str, Any]:
+    """What the side inside the namespaces answers after a run in which nothing happened."""
+    return LabResult(
+        nodes=2,
+        ranks_per_node=2,
+        rate_bits_per_second=1e9,
+        intra_rate_bits_per_second=None,
+        exit_code=0,
+        seconds=0.0,
+        sent_bytes=(0, 0),
+        received_bytes=(0, 0),
+        check=None,
+        intra_check=None,
+        failure=None,
+        cut_seconds=None,
+    ).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +68,15 @@ def test_rates_are_bits_with_a_unit(text: str, bits: float | None) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("5s", 5), ("500ms", 0.5), ("2min", 120), ("1h", 3600), ("1.5", 1.5), ("soon", None)],
+    [
+        ("5s", 5),
+        ("500ms", 0.5),
+        ("2min", 120),
+        ("1h", 3600),
+        ("1.5", 1.5),
+        ("720h", 30 * 86400),
+        ("soon", None),
+    ],
 )
 def test_times_have_a_unit_or_are_seconds(text: str, seconds: float | None) -> None:
     if seconds is None:
@@ -52,6 +84,13 @@ def test_times_have_a_unit_or_are_seconds(text: str, seconds: float | None) -> N
             parse_seconds(text)
     else:
         assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["720.1h", "9" * 20 + "s", "9" * 5000 + "min"])
+def test_times_beyond_thirty_days_are_refused(text: str) -> None:
+    with pytest.raises(LabError, match="is too long: the lab waits 30 days at most") as refused:
+        parse_seconds(text)
+    assert len(str(refused.value)) < 120
 
 
 def test_rates_are_shown_with_three_digits() -> None:
@@ -68,6 +107,11 @@ def test_rates_are_shown_with_three_digits() -> None:
         ({"nodes": 0}, "--nodes 0"),
         ({"nodes": 201}, "--nodes 201"),
         ({"ranks_per_node": 0}, "--per-node 0"),
+        ({"ranks_per_node": 10_001}, "--per-node 10001: a node has 1 to 10,000 ranks"),
+        ({"grace_seconds": -1.0}, "--grace: times go from 0 s to 30 days"),
+        ({"grace_seconds": math.nan}, "--grace"),
+        ({"limit_seconds": math.inf}, "--timeout: times"),
+        ({"cut": Cut(1, 1e20)}, "--after: times"),
         ({"rate_bits_per_second": 1e3}, "--rate"),
         ({"rate_bits_per_second": 0.0}, "--rate"),
         ({"intra_rate_bits_per_second": 1e15}, "--intra-rate"),
@@ -144,6 +188,9 @@ def test_commands_are_found_beside_this_python_first(tmp_path: Path) -> None:
         start = plan_starts(LabSettings(1, 1, 1e9, command), {"PATH": "/usr/bin:/bin"})[0]
         assert start.arguments[0].startswith(beginning)
         assert start.arguments[-1] == command[-1] or command == ("python",)
+    for program in ("no-such-program", "n" * 300 + ".py"):
+        with pytest.raises(LabError, match="is neither on the PATH nor beside"):
+            plan_starts(LabSettings(1, 1, 1e9, (program,)), {})
     with pytest.raises(LabError, match="no-such-program"):
         plan_starts(LabSettings(1, 1, 1e9, ("no-such-program",)), {})
 
@@ -152,6 +199,32 @@ def test_missing_iproute2_is_named_with_its_package(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
     with pytest.raises(LabError, match=r"`ip` of iproute2.*apt-get install iproute2"):
         run_lab(TWO_BY_TWO)
+
+
+@pytest.mark.parametrize("agents", [False, True])
+def test_files_of_ranks_that_exist_are_refused_by_name(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, agents: bool
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path: f"/bin/{name}")
+    monkeypatch.setattr(lab_run, "_run_inside", answered)
+    settings = LabSettings(2, 2, 1e9, ("true",), agents=agents)
+    mine = "node1.log" if agents else "rank-2.log"
+    # Nobody writes these: rank 0 prints to the lab's own output.
+    for other in ("node0.log", "rank-0.log", "rank-4.log", "notes.txt"):
+        (tmp_path / other).write_text("kept")
+    assert run_lab(settings, logs=tmp_path).exit_code == 0
+    (tmp_path / mine).write_text("kept")
+    with pytest.raises(SlipstreamError, match=rf"{mine} exists and was .* --logs, or .*--overwr"):
+        run_lab(settings, logs=tmp_path)
+    assert run_lab(settings, logs=tmp_path, overwrite=True).exit_code == 0
+
+
+def test_a_file_of_a_rank_that_appears_late_stays(tmp_path: Path) -> None:
+    (tmp_path / "rank-1.log").write_text("kept")
+    starts = plan_starts(LabSettings(1, 2, 1e9, ("true",)), {"PATH": "/usr/bin:/bin"})[1:]
+    with pytest.raises(LabError, match=r"rank-1\.log cannot be written \(File exists\)"):
+        list(start_members(Network(Tools("", ""), (), HERE), starts, tmp_path, overwrite=False))
+    assert (tmp_path / "rank-1.log").read_text() == "kept"
 
 
 def test_counters_of_an_interface_that_is_not_there_are_refused() -> None:
@@ -184,4 +257,8 @@ def test_a_place_that_others_may_write_to_is_refused(place: Path) -> None:
     place.mkdir(mode=0o700)
     place.chmod(0o777)
     with pytest.raises(LabError, match=str(place)):
+        lab_place()
+    place.rmdir()
+    place.write_text("no folder at all")
+    with pytest.raises(LabError, match=f"{place} is not a folder of this user alone"):
         lab_place()

@@ -31,6 +31,18 @@ def test_ranks_find_themselves_on_nodes_of_their_own(lab: RunLab, tmp_path: Path
     }
 
 
+def test_logs_of_an_earlier_run_stay_unless_they_may_go(lab: RunLab, tmp_path: Path) -> None:
+    log, arguments = tmp_path / "rank-1.log", ("--nodes", "2", "--logs", str(tmp_path), *QUICK)
+    log.write_text("of the first run")
+    run = lab(*arguments, *python("print('again')"))
+    assert (run.exit_code, run.stdout, run.stderr.count("\n")) == (1, "", 1)
+    assert f"{log} exists and was not overwritten; choose another --logs, or" in run.stderr
+    assert log.read_text() == "of the first run"
+    run = lab("--overwrite", *arguments, *python("print('again')"))
+    assert run.exit_code == 0, run.stderr
+    assert log.read_text() == "again\n"
+
+
 def test_links_run_at_their_rate_and_count_what_passes(lab: RunLab, tmp_path: Path) -> None:
     run = lab("--nodes", "2", "--rate", "100mbit", "--json", *python(TRANSFER, tmp_path))
     assert run.exit_code == 0, run.stderr
@@ -123,7 +135,10 @@ def test_commands_of_slipstream_are_found_and_named_options_stay_theirs(lab: Run
         (("--cut", "node1"), "--cut and --after belong together"),
         (("--cut", "two", "--after", "1s"), "--cut two names no node"),
         (("--cut", "node2", "--after", "1s"), "the nodes are node0 to node1"),
+        (("--cut", f"node{'9' * 5000}", "--after", "1s"), "names no node"),
         (("--rate", "fast"), "rate 'fast' cannot be read"),
+        (("--timeout", f"{'9' * 20}s"), "is too long: the lab waits 30 days at most"),
+        (("--per-node", "100000"), "--per-node 100000: a node has 1 to 10,000 ranks"),
     ],
 )
 def test_mistakes_are_told_in_one_line(lab: RunLab, arguments: tuple[str, ...], said: str) -> None:

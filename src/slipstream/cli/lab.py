@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli.options import OverwriteOption
 from slipstream.cli.output import print_document
 from slipstream.errors import LabError
 
@@ -75,6 +76,7 @@ def lab(
     after: _After = None,
     torchrun: _Torchrun = False,
     logs: _Logs = None,
+    overwrite: OverwriteOption = False,
     timeout: _Timeout = None,
     grace: _Grace = "60s",
     check: _Check = True,
@@ -101,7 +103,7 @@ def lab(
         check=check,
     )
     try:
-        result = run_lab(settings, logs=logs, output_to_stderr=as_json)
+        result = run_lab(settings, logs=logs, overwrite=overwrite, output_to_stderr=as_json)
     except LabInterrupted as stop:
         print(f"slipstream: {stop}", file=sys.stderr)
         raise typer.Exit(128 + stop.signal_number) from stop
@@ -117,7 +119,7 @@ def _cut(node: str | None, after: str | None) -> Cut | None:
         return None
     if node is None or after is None:
         raise LabError("--cut and --after belong together, as in --cut node1 --after 5s")
-    match = re.fullmatch(r"node(\d+)", node)
+    match = re.fullmatch(r"node(\d{1,9})", node)
     if match is None:
         raise LabError(f"--cut {node} names no node: they are node0, node1 and so on")
     return Cut(int(match[1]), parse_seconds(after))

@@ -12,7 +12,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from slipstream.errors import LabError
@@ -23,7 +23,8 @@ _TRIES = 100
 def lab_place() -> Path:
     """Where this user's runs have their folders. Raises LabError when it is someone else's."""
     place = Path(tempfile.gettempdir()) / f"slipstream-lab-{os.geteuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):  # whatever it is: what follows looks at it
+        place.mkdir(mode=0o700)
     found = place.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise LabError(

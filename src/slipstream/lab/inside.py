@@ -109,7 +109,8 @@ def _run(folder: Path, control: Control) -> dict[str, Any]:
         raise Interrupted
     network.settle()
     before = network.passed()
-    members = list(start_members(network, starts, Path(orders["logs"])))
+    logs, overwrite = Path(orders["logs"]), orders["overwrite"]
+    members = list(start_members(network, starts, logs, overwrite=overwrite))
     end = Supervisor(members, network, settings, control).run()
     passed = [now.since(then) for now, then in zip(network.passed(), before, strict=True)]
     if settings.nodes > 1:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from slipstream.errors import LabError
 from slipstream.lab.network import Network
@@ -29,6 +30,11 @@ class Start:
     name: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+
+    @property
+    def log_name(self) -> str | None:
+        """The file it prints to, of the folder of logs; None where that is the lab's own output."""
+        return f"{self.name}.log" if self.rank else None
 
 
 @dataclass(frozen=True)
@@ -55,15 +61,17 @@ def plan_starts(settings: LabSettings, environment: Mapping[str, str]) -> list[S
     return [_rank(settings, rank, command, shared, run_id) for rank in ranks]
 
 
-def start_members(network: Network, starts: list[Start], logs: Path) -> Iterator[Member]:
+def start_members(
+    network: Network, starts: list[Start], logs: Path, *, overwrite: bool
+) -> Iterator[Member]:
     """Start the processes on their nodes, one after the other.
 
-    The first prints where this process does, the others to files in ``logs``. Nobody reads
-    standard input. Raises LabError when one cannot be started.
+    The first prints where this process does, the others to files in ``logs``, which are new unless
+    ``overwrite``. Nobody reads standard input. Raises LabError when one cannot be started.
     """
     for start in starts:
-        log = logs / f"{start.name}.log" if start.rank else None
-        output = None if log is None else log.open("wb")
+        log = None if start.log_name is None else logs / start.log_name
+        output = None if log is None else _opened(log, overwrite)
         try:
             with network.entered(start.node):
                 process = subprocess.Popen(
@@ -81,6 +89,15 @@ def start_members(network: Network, starts: list[Start], logs: Path) -> Iterator
         yield Member(start, process, log)
 
 
+def _opened(log: Path, overwrite: bool) -> BinaryIO:
+    try:
+        return log.open("wb" if overwrite else "xb")
+    except OSError as error:
+        raise LabError(
+            f"{log} cannot be written ({error.strerror}); choose another --logs"
+        ) from error
+
+
 def search_path(environment: Mapping[str, str]) -> str:
     """Where commands are looked for: beside this Python first, so that its own are found."""
     beside = os.path.dirname(sys.executable)
@@ -91,7 +108,7 @@ def search_path(environment: Mapping[str, str]) -> str:
 def _found(command: tuple[str, ...], path: str) -> tuple[str, ...]:
     """The command with its program's place; a Python file is run by this Python, as by torchrun."""
     program = command[0]
-    if program.endswith(".py") and Path(program).is_file():
+    if program.endswith(".py") and os.path.isfile(program):
         return (sys.executable, *command)
     place = shutil.which(program, path=path)
     if place is None:

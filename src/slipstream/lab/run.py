@@ -16,8 +16,11 @@ from typing import Any
 
 from slipstream.errors import LabError
 from slipstream.lab.folder import lab_place, run_folder
+from slipstream.lab.job import plan_starts
 from slipstream.lab.result import LabResult
+from slipstream.lab.room import refuse_too_many
 from slipstream.lab.settings import LabSettings
+from slipstream.outputs import check_output
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _END_SECONDS = 15.0
@@ -33,22 +36,36 @@ class LabInterrupted(Exception):
 
 
 def run_lab(
-    settings: LabSettings, *, logs: Path | None = None, output_to_stderr: bool = False
+    settings: LabSettings,
+    *,
+    logs: Path | None = None,
+    overwrite: bool = False,
+    output_to_stderr: bool = False,
 ) -> LabResult:
     """Run a command on an emulated cluster, to its end.
 
     Rank 0 prints where this process prints (with ``output_to_stderr``, all to standard error), the
-    other ranks to files in ``logs``; without it the files go with the lab. Interrupt, SIGTERM and
-    SIGHUP are handed to the ranks; to be called from the main thread. Nothing of the lab exists any
-    more when this returns or raises, nor once this process was killed.
+    other ranks to files in ``logs``, which must be new unless ``overwrite``; without a folder the
+    files go with the lab. Interrupt, SIGTERM and SIGHUP are handed to the ranks; to be called from
+    the main thread. Nothing of the lab exists any more when this returns or raises, nor once this
+    process was killed.
 
-    Raises LabError when the lab cannot be built or does not work, LabInterrupted when a signal came
-    before the command. A command that fails is no error: see ``exit_code`` of the result.
+    Raises SlipstreamError for files that are there, LabError when the lab cannot be built, does not
+    work or has more ranks than this machine has room for, LabInterrupted when a signal came before
+    the command. A command that fails is no error: see ``exit_code`` of the result.
     """
+    refuse_too_many(settings)
     tools = {name: _tool(name) for name in ("ip", "tc")}
+    if logs is not None:
+        logs = _made(logs)
+        _check_logs(settings, logs, overwrite)
     with run_folder(lab_place()) as folder:
-        logs = _made(logs or folder / "logs")
-        orders = {"settings": settings.to_json(), "tools": tools, "logs": str(logs)}
+        orders = {
+            "settings": settings.to_json(),
+            "tools": tools,
+            "logs": str(logs or _made(folder / "logs")),
+            "overwrite": overwrite,
+        }
         (folder / "orders.json").write_text(json.dumps(orders), encoding="utf-8")
         answer = _run_inside(folder, output_to_stderr)
     if "error" in answer:
@@ -75,6 +92,13 @@ def _made(logs: Path) -> Path:
     except OSError as error:
         raise LabError(f"{logs} cannot be the folder of logs: {error.strerror}") from error
     return logs.absolute()
+
+
+def _check_logs(settings: LabSettings, logs: Path, overwrite: bool) -> None:
+    """Refuse what the run would write over. Raises SlipstreamError, LabError."""
+    for start in plan_starts(settings, os.environ):
+        if start.log_name is not None:
+            check_output(logs / start.log_name, "--logs", overwrite=overwrite)
 
 
 def _run_inside(folder: Path, output_to_stderr: bool) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from dataclasses import asdict, dataclass
 
 from slipstream.cluster import Cluster
 from slipstream.errors import LabError
+from slipstream.lab.units import LONGEST_SECONDS
 
 MIN_RATE_BITS_PER_SECOND = 1e6
 MAX_RATE_BITS_PER_SECOND = 100e9
 MAX_NODES = 200
+MAX_RANKS_PER_NODE = 10_000
 MASTER_PORT = 29500
 INTERFACE = "slip0"
 """The network card of every node, under the same name on each."""
@@ -55,8 +57,10 @@ class LabSettings:
             raise LabError("no command: write it after --, as in: -- python train.py")
         if not 1 <= self.nodes <= MAX_NODES:
             raise LabError(f"--nodes {self.nodes}: a lab has 1 to {MAX_NODES} nodes")
-        if self.ranks_per_node < 1:
-            raise LabError(f"--per-node {self.ranks_per_node}: a node has at least one rank")
+        if not 1 <= self.ranks_per_node <= MAX_RANKS_PER_NODE:
+            raise LabError(
+                f"--per-node {self.ranks_per_node}: a node has 1 to {MAX_RANKS_PER_NODE:,} ranks"
+            )
         for option, rate in (
             ("--rate", self.rate_bits_per_second),
             ("--intra-rate", self.intra_rate_bits_per_second),
@@ -68,6 +72,16 @@ class LabSettings:
             raise LabError(
                 f"--cut node{self.cut.node}: the nodes are node0 to node{self.nodes - 1}"
             )
+        self._check_times()
+
+    def _check_times(self) -> None:
+        for option, seconds in (
+            ("--after", None if self.cut is None else self.cut.after_seconds),
+            ("--grace", self.grace_seconds),
+            ("--timeout", self.limit_seconds),
+        ):
+            if seconds is not None and not 0 <= seconds <= LONGEST_SECONDS:
+                raise LabError(f"{option}: times go from 0 s to 30 days")
 
     @property
     def cluster(self) -> Cluster:

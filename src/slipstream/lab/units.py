@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import reprlib
 
 from slipstream.errors import LabError
 
 _BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+LONGEST_SECONDS = 30 * 86400.0
+"""No time that the lab waits for is longer: 30 days."""
+
 _SECONDS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -22,11 +26,17 @@ def parse_rate(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds of ``"5s"``, ``"500ms"``, ``"2min"``, ``"1h"`` or ``"5"``. Raises LabError."""
+    """Seconds of ``"5s"``, ``"500ms"``, ``"2min"``, ``"1h"`` or ``"5"``.
+
+    Raises LabError for anything else, and for more than 30 days.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|min|h)?", text.strip().lower())
     if match is None:
         raise LabError(f"time {text!r} cannot be read: write it as 5s, 500ms or 2min")
-    return float(match[1]) * _SECONDS[match[2] or "s"]
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"]
+    if seconds > LONGEST_SECONDS:
+        raise LabError(f"time {reprlib.repr(text)} is too long: the lab waits 30 days at most")
+    return seconds
 
 
 def format_rate(bits_per_second: float) -> str:
