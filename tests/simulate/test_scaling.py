@@ -111,6 +111,20 @@ def test_planners_by_text_with_their_options() -> None:
             simulate_scaling(trace, costs, [4], choices(text))
 
 
+@pytest.mark.parametrize("name", ["planner", "trace", "costs", "gradients", "lane", "self"])
+@pytest.mark.parametrize("planner", PLANNER_NAMES)
+def test_arguments_of_ours_are_no_options_of_planners(planner: str, name: str) -> None:
+    trace, costs = step_of([1, 2]), Costs(Cluster.regular(4, 1), {}, LINKS)
+    with pytest.raises(PlanError, match=f"'{planner}' has no option '{name}'; it takes"):
+        simulate_scaling(trace, costs, [4], choices(f"{planner}:{name}=3"))
+
+
+def test_numbers_of_thousands_of_digits_are_refused() -> None:
+    assert PlannerChoice.parse("ddp:cap_bytes=" + "9" * 18).options == {"cap_bytes": 10**18 - 1}
+    with pytest.raises(PlanError, match=r"cap_bytes='999.*999' of planner 'ddp' is too large"):
+        PlannerChoice.parse("ddp:cap_bytes=" + "9" * 5000)
+
+
 def test_what_planners_may_use_is_passed_on() -> None:
     trace = step_of([1000] * 8)
     costs = Costs(Cluster.regular(4, 1), MEASURED, LINKS)

@@ -10,6 +10,9 @@ import typer
 MOST_NODES = 2**20
 """So many nodes can be planned and simulated for."""
 
+LONGEST_SECONDS = 30 * 86400.0
+"""No time that a command is given is longer: 30 days."""
+
 RecipeArgument = Annotated[
     str | None,
     typer.Argument(help="A shipped recipe (fashion, digits) or a TOML file.  [default: fashion]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -148,12 +149,14 @@ def node_counts(text: str) -> list[int]:
     """From "4,16,64". Raises typer's BadParameter for anything else than numbers of 1 or more."""
     counts = []
     for part in text.split(","):
-        if not part.strip().isdecimal() or not 1 <= int(part) <= MOST_NODES:
+        number = part.strip()
+        # Python reads no number of some thousand digits.
+        if not (number.isdecimal() and len(number) <= 18 and 1 <= int(number) <= MOST_NODES):
             raise typer.BadParameter(
-                f"{part.strip()!r} in {text!r} is no number of nodes from 1 to {MOST_NODES:,};"
-                " write --nodes 4,16,64"
+                f"{reprlib.repr(number)} in {reprlib.repr(text)} is no number of nodes from 1 to"
+                f" {MOST_NODES:,}; write --nodes 4,16,64"
             )
-        counts.append(int(part))
+        counts.append(int(number))
     return list(dict.fromkeys(counts))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli.options import NodesOption, OverwriteOption
+from slipstream.cli.options import LONGEST_SECONDS, NodesOption, OverwriteOption
 
 if TYPE_CHECKING:
     from slipstream.costs import ClusterSpec
@@ -20,7 +20,12 @@ def probe(
         int | None, typer.Option(min=1, help="Ranks of each node.  [default: 2]")
     ] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="About how long it may take; large sizes may drop out.")
+        float,
+        typer.Option(
+            min=0.1,
+            max=LONGEST_SECONDS,
+            help="About how long it may take; large sizes may drop out.",
+        ),
     ] = 60.0,
     collective: Annotated[
         list[str] | None,
@@ -74,9 +79,10 @@ def _check_names(names: Iterable[str], known: Iterable[str], what: str) -> None:
 
 def _print(spec: ClusterSpec, output: Path) -> None:
     from slipstream.costs import fit_floor, fit_line, fit_two_regimes
-    from slipstream.words import duration, size
+    from slipstream.words import counted, duration, size
 
-    print(f"{spec.backend} on {spec.nodes} nodes, {spec.cluster.world_size} ranks. {spec.note}")
+    nodes, ranks = counted(spec.nodes, "node"), counted(spec.cluster.world_size, "rank")
+    print(f"{spec.backend} on {nodes}, {ranks}. {spec.note}")
     for cost in spec.costs:
         points, spreads = cost.points or (), cost.spread_seconds or ()
         sends = "" if cost.wire == "float32" else f", {cost.wire} travels"

@@ -76,7 +76,7 @@ PLANNERS: dict[str, Callable[..., list[Lane]]] = {
 }
 
 
-def plan_buckets(planner: str, gradients: Sequence[Gradient], **options: Any) -> Plan:
+def plan_buckets(planner: str, gradients: Sequence[Gradient], /, **options: Any) -> Plan:
     """A plan by the named planner.
 
     gradients: in the order in which they become ready; options: the planner's own, such as

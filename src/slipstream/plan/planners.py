@@ -41,6 +41,7 @@ def plan_step(
     planner: str,
     trace: Trace,
     costs: Costs,
+    /,
     *,
     tolerance: float = DEFAULT_TOLERANCE,
     max_bucket_bytes: int | None = None,

@@ -7,6 +7,7 @@ With N ranks, each on a batch of its own, and compute the step of one rank alone
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -21,6 +22,7 @@ from slipstream.simulate.step import StepSimulation, simulate_step
 from slipstream.simulate.variation import Percentiles, Variation, draw_steps
 from slipstream.trace import Trace
 
+_MOST_DIGITS = 18
 DEFAULT_PLANNERS = ("wfbp", "single", "ddp", "mgwfbp", "optimal")
 Source = Literal["measured", "formula"]
 
@@ -46,6 +48,11 @@ class PlannerChoice:
                 raise PlanError(
                     f"{text!r} is no planner: its options are written option=value, with commas "
                     "between them, as in fixed:cap_bytes=4194304."
+                )
+            if value.isdecimal() and len(value) > _MOST_DIGITS:
+                raise PlanError(
+                    f"{option}={reprlib.repr(value)} of planner {name!r} is too large; a number has"
+                    f" at most {_MOST_DIGITS} digits."
                 )
             options[option] = int(value) if value.isdecimal() else value
         return cls(name, options)
