@@ -44,9 +44,9 @@ def _leave_failed(error: Exception, rank: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if not isinstance(error, SlipstreamError):
         traceback.print_exception(error)
-    print(f"slipstream: rank {rank}: {error}", file=sys.stderr, flush=True)
-    from slipstream.train.launch.failure import write_error
+    from slipstream.train.launch.failure import attributed, write_error
 
+    print(f"slipstream: {attributed(rank, str(error))}", file=sys.stderr, flush=True)
     write_error(error)
     # Threads that still wait for a peer would keep a failed rank, and so the job, alive.
     os._exit(1)

@@ -1,6 +1,8 @@
 """Which of several failing ranks is told to the user, and in what words."""
 
+import errno
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from slipstream.train.launch.failure import (
     ErrorRecord,
     RankEnd,
     as_error,
+    attributed,
     read_error,
     root_cause,
     write_error,
@@ -64,6 +67,26 @@ def test_the_starter_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     write_error(DataError("damaged"))
     assert (tmp_path / "error.json").is_file()
+
+
+def test_an_error_that_finds_no_space_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    write_error(DataError("train.gz is damaged"), tmp_path / "error.json")
+    said = capsys.readouterr().err
+    assert said.startswith("train.gz is damaged\n") and "No space left on device" in said
+
+
+def test_a_rank_is_named_once() -> None:
+    assert attributed(1, "train.gz is damaged") == "rank 1: train.gz is damaged"
+    for text in ("rank 1 cannot reach rank 0", "Rank 1 froze", "rank 1: train.gz is damaged"):
+        assert attributed(1, text) == text
+    assert attributed(1, "rank 10 froze") == "rank 1: rank 10 froze"
+    assert attributed(0, "rank 1 froze") == "rank 0: rank 1 froze"
 
 
 def test_without_a_starter_nothing_is_written(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -76,9 +77,15 @@ def write_error(error: BaseException, path: Path | None = None) -> None:
     }
     # The launcher may look at any moment, and a half-written record would end it.
     partial = target.with_name(f"{target.name}.partial")
-    with suppress(FileNotFoundError):  # a launcher that was killed reads nothing any more
+    try:
         partial.write_text(json.dumps(record), encoding="utf-8")
         partial.replace(target)
+    except FileNotFoundError:
+        pass  # a launcher that was killed reads nothing any more
+    except OSError as trouble:
+        with suppress(OSError):
+            # The launcher tells where this rank printed.
+            print(f"{error}\n{target} cannot be written: {trouble}", file=sys.stderr, flush=True)
 
 
 def read_error(path: Path) -> ErrorRecord | None:
@@ -116,7 +123,7 @@ def as_error(ends: Sequence[RankEnd], *, num_ranks: int) -> SlipstreamError:
     record = cause.record
     told = [end.record for end in ends if end.record]
     if record is None:
-        words = [_attributed(end.rank, end.record.text) for end in ends if end.record]
+        words = [attributed(end.rank, end.record.text) for end in ends if end.record]
         return RankFailure(" ".join([f"rank {cause.rank} {cause.ending}.", *words[:1]]))
     agree = len({other.text for other in told}) == 1 and (len(told) > 1 or num_ranks == 1)
     # What one rank did in the name of all carries its class there alone.
@@ -129,7 +136,7 @@ def as_error(ends: Sequence[RankEnd], *, num_ranks: int) -> SlipstreamError:
         return LaunchError(f"{who} failed with {record.kind}: {record.text}")
     text = record.text or record.kind
     if not agree:
-        text = _attributed(cause.rank, text)
+        text = attributed(cause.rank, text)
     frozen = [end for end in ends if end.record is None and end.exit_code == -signal.SIGKILL]
     if kind is RankFailure and frozen:
         killed = [f"Rank {end.rank} did not end when asked; killed it." for end in frozen]
@@ -137,6 +144,7 @@ def as_error(ends: Sequence[RankEnd], *, num_ranks: int) -> SlipstreamError:
     return kind(text)
 
 
-def _attributed(rank: int, text: str) -> str:
+def attributed(rank: int, text: str) -> str:
     """``text`` with the rank that said it, unless it says so itself."""
-    return text if text.lower().startswith(f"rank {rank} ") else f"rank {rank}: {text}"
+    named = text.lower().startswith((f"rank {rank} ", f"rank {rank}:"))
+    return text if named else f"rank {rank}: {text}"
