@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import slipstream
 from ranks import Rank, run_ranks
 from slipstream import Cluster
-from slipstream.errors import SlipstreamError, UnsupportedModel
+from slipstream.errors import PlanError, SlipstreamError, UnsupportedModel
 from slipstream.sync import GradientSync
 from small_models import mlp, weights
 
@@ -52,3 +53,9 @@ def test_a_cluster_of_other_ranks_and_a_model_without_memory_are_refused_by_ever
         GradientSync(model, group=rank.group).close()
 
     run_ranks(body, 2)
+
+
+@pytest.mark.parametrize("plan", ["optimall", None, 3])
+def test_what_is_no_plan_names_all_that_is(plan: Any) -> None:
+    with pytest.raises(PlanError, match=r"plan is .* auto, wfbp, .* optimal, pipelined"):
+        slipstream.GradientSync(mlp(), plan=plan)

@@ -16,7 +16,8 @@ from slipstream import sync
 from slipstream.auto.pilot import Pilot, Surroundings
 from slipstream.auto.settings import STEP_PLANNERS, AutoSettings
 from slipstream.cluster import Cluster
-from slipstream.plan import Plan, PlanHistory
+from slipstream.errors import PlanError
+from slipstream.plan import PLANNER_NAMES, PLANNERS, Plan, PlanHistory
 from slipstream.sync.wrapping import device_of, gradients_in_reverse
 from slipstream.trace import parameters_sha256
 
@@ -83,7 +84,12 @@ class GradientSync(sync.GradientSync):
         elif plan == "auto" or plan in STEP_PLANNERS:
             self._auto = AutoSettings.of(str(plan), plan_options or {})
             plan, plan_options = FIRST_PLANNER, None
-        assert isinstance(plan, str | Plan)
+        if not isinstance(plan, Plan) and plan not in PLANNERS:
+            known = ", ".join(("auto", *PLANNER_NAMES))
+            raise PlanError(
+                f"plan is {plan!r}; it is a Plan, a file of one (a path, or a text that ends with "
+                f".json), or a planner: {known}."
+            )
         super().__init__(
             model,
             plan=plan,
