@@ -62,7 +62,60 @@ def test_all_ranks_stop_after_the_same_step(world_size: int, every: int) -> None
 
     steps = run_ranks(body, world_size)
     assert len(set(steps)) == 1
-    assert 7 <= steps[0] <= 7 + 2 * every
+    assert 7 <= steps[0] <= 7 + every
+
+
+def simulated_delay(job: Job, told_step: int) -> float:
+    """Seconds from a request at the start of `told_step` on the last rank to the end of training.
+
+    On a simulated clock: steps of 20 to 23 ms, by which questions are paced every tenth step, as
+    log lines do, so that their distance is another one each time.
+    """
+    request = Request()
+    stop = StopAgreement(job, request)
+    now_seconds = told_seconds = 0.0
+    window: list[float] = []
+    for step in range(1, 1000):
+        if step == told_step:
+            told_seconds = now_seconds
+            request.requested = job.rank == job.world_size - 1
+        window.append(0.020 + 0.0005 * (step // 10 * 3 % 7))
+        now_seconds += window[-1]
+        if step % 10 == 0:
+            stop.pace(sum(window) / len(window))
+            window.clear()
+        if stop.reached(step):
+            stop.close()
+            return now_seconds - told_seconds
+    raise AssertionError("nobody stopped")
+
+
+def test_a_request_is_seen_within_a_second_whatever_the_pace_of_steps() -> None:
+    def body(rank: Rank) -> list[float]:
+        job = job_of(rank)
+        return [simulated_delay(job, told_step) for told_step in range(60, 300, 24)]
+
+    delays = run_ranks(body, 2)
+    assert delays[0] == delays[1]
+    # A second as it was measured over the last ten steps, and the step of the answer.
+    assert max(delays[0]) <= 1.0 * 23 / 20 + 0.023
+
+
+def test_a_pace_that_slows_down_brings_the_next_question_forward() -> None:
+    def body(rank: Rank) -> int:
+        request = Request()
+        stop = StopAgreement(job_of(rank), request)
+        stop.pace(0.001)  # the next question would be a thousand steps away
+        for step in range(1, 100):
+            if step == 20:
+                request.requested = True
+                stop.pace(0.5)
+            if stop.reached(step):
+                stop.close()
+                return step
+        raise AssertionError("nobody stopped")
+
+    assert run_ranks(body, 2) == [21, 21]
 
 
 def test_nobody_stops_unasked() -> None:

@@ -22,8 +22,8 @@ class StopRequest(Protocol):
 class StopAgreement:
     """Asks all ranks whether any was told to stop, without making a step wait for the answer.
 
-    The question of one step is a reduction of one number in the background; its answer is read when
-    the next question is due, so it is there already, and every rank reads it after the same step.
+    The question of one step is a reduction of one number in the background; its answer is read
+    after the next step, so it is there already, and every rank reads it after the same step.
     Questions are `seconds_apart`, as nearly as whole steps allow, and nearly all of the grace time
     is left to save in.
     """
@@ -35,30 +35,41 @@ class StopAgreement:
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._question: dist.Work | None = None
         self._every_steps = 1
+        self._asked_step: int | None = None
 
     def pace(self, step_seconds: float) -> None:
-        """Sets the distance of questions from a step time that is the same on every rank."""
+        """Sets the distance of questions from a step time that is the same on every rank.
+
+        It counts from the last question on: a question whose time has come already is next.
+        """
         self._every_steps = max(1, int(self._seconds_apart / max(step_seconds, 1e-6)))
 
     def reached(self, step: int) -> bool:
         """Whether training ends after `step`; every rank calls this after every step."""
         if self._job.group is None:
             return self._request.requested
-        if step % self._every_steps:
-            return False
         stop = self._answer()
-        self._flag.fill_(self._request.requested)
-        with self._job.named_failure("asking whether to stop"):
-            self._question = dist.all_reduce(
-                self._flag, dist.ReduceOp.MAX, group=self._job.group, async_op=True
-            )
+        if not stop and self._is_due(step):
+            self._ask(step)
         return stop
 
     def close(self) -> None:
         """Waits for the last question, so that the group can be left."""
         self._answer()
 
+    def _is_due(self, step: int) -> bool:
+        return self._asked_step is None or step - self._asked_step >= self._every_steps
+
+    def _ask(self, step: int) -> None:
+        self._asked_step = step
+        self._flag.fill_(self._request.requested)
+        with self._job.named_failure("asking whether to stop"):
+            self._question = dist.all_reduce(
+                self._flag, dist.ReduceOp.MAX, group=self._job.group, async_op=True
+            )
+
     def _answer(self) -> bool:
+        """Whether a rank had been told to stop at the last question, if that is still open."""
         question, self._question = self._question, None
         if question is None:
             return False
