@@ -52,10 +52,17 @@ def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
         optimizer.step(loss)  # type: ignore[arg-type]
 
 
-def save(folder: Path, model: nn.Module, optimizer: Optimizer, **state: Any) -> LoadedCheckpoint:
+def save(
+    folder: Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    position: Position = POSITION,
+    **state: Any,
+) -> LoadedCheckpoint:
     """Save at step 3, and load what came of it."""
     with CheckpointWriter(folder) as writer:
-        held = TrainState(model=model, optimizer=optimizer, position=POSITION, **state)
+        held = TrainState(model=model, optimizer=optimizer, position=position, **state)
         done = writer.save(held, 3, block=True)
     assert done.path is not None, done.error
     assert latest(folder) == done.path

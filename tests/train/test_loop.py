@@ -9,13 +9,27 @@ from typing import Any
 import pytest
 
 from ranks import run_ranks_settled
+from slipstream.cluster import Cluster
 from slipstream.data import Batch
 from slipstream.errors import CheckpointError, RecipeError, TrainingStopped
 from slipstream.report.records import of_kind, read_metrics
+from slipstream.train import loop
+from slipstream.train.build import deal
 from slipstream.train.checkpoint import CheckpointWriter, find_checkpoint, load
 from slipstream.train.checkpoint.store import Store
 from slipstream.train.distributed import Job
-from training_runs import Request, Watch, job_of, run_all, run_one, tiny_recipe
+from slipstream.train.loop import train
+from slipstream.train.recipe import parse_recipe
+from slipstream.train.stopping import StopAgreement
+from training_runs import (
+    Request,
+    Watch,
+    job_of,
+    run_all,
+    run_one,
+    tiny_images,
+    tiny_recipe,
+)
 
 WORLD_SIZES = [1, 2, 4]
 
@@ -182,12 +196,53 @@ def test_a_checkpoint_of_another_model_or_layout_is_refused(tmp_path: Path) -> N
     ways = {
         "model.width=8": r"leave out --set model.*without --resume\.$",
         "model.name=resnet18": r"leave out --set model.*without --resume\.$",
-        "train.global_batch_size=8": r"resume with 16\.",
+        "train.global_batch_size=8": r"Resume with 16, .*without --resume\.$",
+        "train.seed=5": r"train\.seed=7 and this job has 5.*Resume with 7",
+        "data.dataset=fashion": r"data\.dataset=digits and this job has fashion",
     }
+    on_file = (tmp_path / "recipe.toml").read_text()
+    left = sorted(path.name for path in tmp_path.iterdir())
     for override, way in ways.items():
         with pytest.raises(CheckpointError, match=f"(?s)step-.*{way}") as caught:
-            run_all(tiny_recipe(override), 1, tmp_path, resume=tmp_path)
+            run_all(tiny_recipe(override, "train.epochs=3"), 1, tmp_path, resume=tmp_path)
         assert "allow" not in str(caught.value)
+    assert (tmp_path / "recipe.toml").read_text() == on_file
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+def test_other_samples_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    run_all(tiny_recipe(), 1, tmp_path)
+    job = Job(0, Cluster((1,)))
+    recipe = tiny_recipe("train.epochs=3")
+    data = deal(recipe, job, tiny_images(64), tiny_images(22, seed=1))
+    stop = StopAgreement(job, Request())
+    with pytest.raises(CheckpointError, match="with 80 training samples and this job has 64"):
+        train(recipe, job, data, stop, run_folder=tmp_path, resume=tmp_path)
+
+
+def test_a_resume_that_fails_before_it_trains_leaves_recipe_and_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_all(tiny_recipe(), 1, tmp_path)
+    before = [(tmp_path / name).read_text() for name in ("recipe.toml", "summary.json")]
+
+    def refuse(*_: object, **__: object) -> CheckpointWriter:
+        raise CheckpointError("checkpoints cannot be written")
+
+    monkeypatch.setattr(loop, "CheckpointWriter", refuse)
+    with pytest.raises(CheckpointError, match="checkpoints cannot be written"):
+        run_all(tiny_recipe("train.epochs=3"), 1, tmp_path, resume=tmp_path)
+    assert [(tmp_path / name).read_text() for name in ("recipe.toml", "summary.json")] == before
+
+
+def test_a_run_that_goes_on_is_not_finished_any_more(tmp_path: Path) -> None:
+    run_all(tiny_recipe(), 1, tmp_path)
+    longer = tiny_recipe("train.epochs=3")
+    with pytest.raises(TrainingStopped):
+        run_all(longer, 1, tmp_path, resume=tmp_path, watch=stop_in(11, rank=0))
+    assert not (tmp_path / "summary.json").exists()
+    assert parse_recipe((tmp_path / "recipe.toml").read_text(), "it") == longer
+    assert run_all(longer, 1, tmp_path, resume=tmp_path)[0]["steps"] == 15
 
 
 def test_checkpoints_follow_the_recipe(tmp_path: Path) -> None:

@@ -148,12 +148,21 @@ def test_a_file_of_plans_is_followed_and_bits_are_the_same(whole: Whole, tmp_pat
 
 
 def test_damaged_plans_in_a_run_folder_stop_a_resume_and_are_named(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    run, whole_run = tmp_path / "run", tmp_path / "whole"
     run_all(tiny_recipe("checkpoint.every_steps=3"), 1, run)
+    shutil.copytree(run, whole_run)
+    (run / "summary.json").unlink()
     (run / "plans.json").write_text('{"format": "slipstream-plans/1"}')
     checkpoint = run / "checkpoints" / "step-00000006"
-    with pytest.raises(PlanError, match=r"plans\.json.*plans: Field required"):
+    with pytest.raises(PlanError, match=r"plans\.json is not a plan history .*plans: Field"):
         run_all(tiny_recipe(), 1, run, resume=checkpoint)
+    (run / "plans.json").write_text('{"format": "slipstream-pl')
+    with pytest.raises(PlanError, match=rf"Remove that file: {checkpoint} holds the plans"):
+        run_all(tiny_recipe(), 1, run, resume=checkpoint)
+    (run / "plans.json").unlink()
+    resumed = run_all(tiny_recipe(), 1, run, resume=checkpoint)[0]
+    assert resumed["steps"] == 10
+    assert planned(run) == planned(whole_run)
 
 
 def test_costs_of_another_cluster_are_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from slipstream.train.run_folder import (
     claim_run_folder,
     create_run_folder,
     is_claimed,
+    refuse_claimed,
     write_text_atomic,
     writing,
 )
@@ -35,8 +36,37 @@ def test_content_is_never_overwritten(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     with pytest.raises(RunFolderError, match=r"is not empty \(a, b, c, \.\.\.\)") as error:
         create_run_folder(tmp_path)
-    assert "--resume" in str(error.value)
+    assert "--resume" not in str(error.value) and "remove" not in str(error.value)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c", "summary.json"]
+
+
+def test_the_way_out_of_an_old_run_is_one_that_can_be_gone(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RunFolderError, match=r"no checkpoint, so --resume cannot .* remove the"):
+        create_run_folder(tmp_path)
+    (tmp_path / "checkpoints" / "step-00000003").mkdir()
+    with pytest.raises(RunFolderError, match="go on with that run by --resume") as error:
+        create_run_folder(tmp_path)
+    assert "remove" not in str(error.value)
+
+
+def test_a_run_that_goes_on_is_not_offered_another_folder(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with claim_run_folder(tmp_path):
+        with pytest.raises(RunFolderError, match=r"still running; stop that job first\.$"):
+            claim_run_folder(tmp_path, resumed=True)
+        with pytest.raises(RunFolderError, match=r"still running; stop that job first\.$"):
+            refuse_claimed(tmp_path)
+        (tmp_path / "recipe.toml").write_text("")
+        with pytest.raises(RunFolderError, match=r"still running; .* --run-folder") as error:
+            create_run_folder(tmp_path)
+        assert "remove" not in str(error.value)
+    with (
+        pytest.raises(RunFolderError, match=r"free space or fix its permissions\.$"),
+        writing(tmp_path, resumed=True),
+    ):
+        raise full
 
 
 @pytest.mark.parametrize("below", ["", "/run", "/deep/run"])

@@ -40,7 +40,7 @@ class PlanHistory(Document):
     Raises PlanError by `from_json` and `load`, pydantic's ValidationError when built in place.
     """
 
-    _kind: ClassVar[str] = "plans"
+    _kind: ClassVar[str] = "plan history"
     _error: ClassVar[type[SlipstreamError]] = PlanError
 
     format: Literal["slipstream-plans/1"] = "slipstream-plans/1"

@@ -13,7 +13,7 @@ import torch
 
 from slipstream.cluster import Cluster
 from slipstream.errors import NonFiniteGradients, RecipeError, TrainingStopped
-from slipstream.report import build_report, environment
+from slipstream.report import environment
 from slipstream.train.build import Data, build_data, build_model, build_optimizer, build_schedule
 from slipstream.train.checkpoint import (
     CheckpointWriter,
@@ -24,6 +24,7 @@ from slipstream.train.checkpoint import (
     load,
 )
 from slipstream.train.distributed import Job, join_job
+from slipstream.train.ending import SUMMARY_FILE, finish_folder, report_early_end
 from slipstream.train.plans import build_sync, gathers, noting
 from slipstream.train.progress import Progress
 from slipstream.train.recipe import Recipe
@@ -31,12 +32,17 @@ from slipstream.train.record.choose import open_display
 from slipstream.train.record.metrics import MetricsWriter, truncate_after
 from slipstream.train.record.recorder import Recorder
 from slipstream.train.record.summary import summarise
-from slipstream.train.run_folder import claim_run_folder, write_text_atomic, writing
+from slipstream.train.run_folder import (
+    CHECKPOINTS,
+    RECIPE_FILE,
+    claim_run_folder,
+    write_text_atomic,
+    writing,
+)
 from slipstream.train.stopping import StopAgreement
 from slipstream.train.training import Outputs, Parts, Training
 from slipstream.words import counted
 
-CHECKPOINTS = "checkpoints"
 _WAY_OUT = (
     "resume with the model and the data that the run was started with (leave out --set model... and"
     " --set data...), or train what is new in a run of its own, without --resume"
@@ -105,16 +111,20 @@ def train(
             num_epochs=recipe.train.epochs,
             first_step=progress.step,
         )
+        training = Training(recipe, job, data, parts, outputs, stop, progress)
         try:
             with noting(outputs.recorder.note, job.rank):
-                Training(recipe, job, data, parts, outputs, stop, progress).run()
+                training.run()
         except (TrainingStopped, NonFiniteGradients):
             if job.rank == 0:
-                build_report(run_folder)
+                report_early_end(run_folder, outputs.recorder.note)
             raise
         summary = summarise(recipe, job, parts.model, progress, run_folder)
         parts.sync.close()
-    job.on_rank_zero(lambda: _finish_folder(run_folder, summary), "writing the report")
+        job.on_rank_zero(
+            lambda: finish_folder(run_folder, summary, training.write_records()),
+            "writing the report",
+        )
     return summary
 
 
@@ -134,7 +144,7 @@ def _refuse_finished(
                 f"{epochs} of {steps_per_epoch} steps each; to train on, raise the number: --set "
                 f"train.epochs={-(-progress.step // steps_per_epoch)} or more."
             )
-        if progress.epochs >= epochs and (run_folder / "summary.json").exists():
+        if progress.epochs >= epochs and os.path.lexists(run_folder / SUMMARY_FILE):
             raise RecipeError(
                 f"{run_folder} has trained all of its {epochs} epochs; to train on, raise the "
                 f"number: --set train.epochs={epochs + 1} or more."
@@ -151,8 +161,13 @@ def _build_parts(
     optimizer = build_optimizer(recipe, model)
     if loaded is not None:
         loaded.require_layout(
-            world_size=job.world_size, global_batch_size=recipe.train.global_batch_size
+            world_size=job.world_size,
+            global_batch_size=recipe.train.global_batch_size,
+            seed=recipe.train.seed,
+            dataset=recipe.data.dataset,
+            num_samples=data.sampler.num_samples,
         )
+        loaded.require_steps_per_epoch(data.sampler.steps_per_epoch)
         apply(loaded, model, optimizer, way_out=_WAY_OUT)
     steps_per_epoch = data.sampler.steps_per_epoch
     sync = build_sync(
@@ -175,7 +190,10 @@ def _build_parts(
 def _outputs(
     recipe: Recipe, job: Job, run_folder: Path, loaded: LoadedCheckpoint | None
 ) -> Iterator[Outputs]:
-    """Opens what the run writes to, on rank 0, and closes it at the end."""
+    """Opens what the run writes to, on rank 0, and closes it at the end.
+
+    The recipe is replaced last: a resume that fails before leaves the run's own, and its summary.
+    """
     metrics_file = run_folder / "metrics.jsonl"
     with ExitStack() as stack:
         display = stack.enter_context(open_display(rank=job.rank))
@@ -183,15 +201,21 @@ def _outputs(
 
         def open_folder() -> None:
             nonlocal metrics
-            stack.callback(claim_run_folder(run_folder).release)
-            with writing(run_folder):
+            resumed = loaded is not None
+            stack.callback(claim_run_folder(run_folder, resumed=resumed).release)
+            with writing(run_folder, resumed=resumed):
                 if loaded is not None:
                     truncate_after(metrics_file, loaded.step)
-                write_text_atomic(run_folder / "recipe.toml", recipe.to_toml())
                 write_text_atomic(
                     run_folder / "environment.json", json.dumps(environment(), indent=1) + "\n"
                 )
-            metrics = stack.enter_context(MetricsWriter(metrics_file))
+            metrics = stack.enter_context(MetricsWriter(metrics_file, note=display.note))
+
+        def accept() -> None:
+            with writing(run_folder, resumed=loaded is not None):
+                write_text_atomic(run_folder / RECIPE_FILE, recipe.to_toml())
+                # A run that goes on is not finished any more, if it was.
+                (run_folder / SUMMARY_FILE).unlink(missing_ok=True)
 
         job.on_rank_zero(open_folder, "opening the run folder")
         checkpoints = stack.enter_context(
@@ -203,10 +227,5 @@ def _outputs(
                 warn=display.note,
             )
         )
+        job.on_rank_zero(accept, "writing the recipe")
         yield Outputs(Recorder(display, metrics), checkpoints, run_folder)
-
-
-def _finish_folder(run_folder: Path, summary: dict[str, Any]) -> None:
-    with writing(run_folder):
-        write_text_atomic(run_folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-    build_report(run_folder)

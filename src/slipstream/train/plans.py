@@ -8,6 +8,7 @@ record: plans at their steps, those after its checkpoint included, so that it go
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,12 +27,14 @@ from slipstream.train.checkpoint import LoadedCheckpoint
 from slipstream.train.distributed import Job
 from slipstream.train.recipe import Recipe, parse_recipe
 from slipstream.train.recipe.settings import SyncSettings
+from slipstream.train.record.outstanding import Outstanding
 
 PLAN_FILE, PLANS_FILE = "plan.json", "plans.json"
 _LIMITS = ("first_bytes", "cap_bytes", "last_bytes")
-_PROBE_SHARE = 0.02
-"""How much longer than without it a run may take for measuring the cluster by one way; see
-`AutoSettings.probe_budget_seconds` for several."""
+_PROBE_SHARE, _LEAST_PROBE_STEPS = 0.02, 10
+"""How much longer than without it a run may take for measuring the cluster by one way, but as long
+as some steps at least: in less no probe reaches buckets of the whole model where the network is
+slow. For several ways see `AutoSettings.probe_budget_seconds`."""
 _DECISIVE = ("planner", "collectives", "allow", "plan_file", "cluster_file", *_LIMITS)
 
 
@@ -58,7 +61,7 @@ def build_sync(
     elif settings.planner == "fixed":
         options = {limit: getattr(settings, limit) for limit in _LIMITS}
     elif settings.measures:
-        options = {"probe_steps": max(1, round(_PROBE_SHARE * num_steps))}
+        options = {"probe_steps": max(_LEAST_PROBE_STEPS, round(_PROBE_SHARE * num_steps))}
         if settings.cluster_file:
             options["costs"] = ClusterSpec.load(Path(settings.cluster_file))
         options |= _allowed(settings, job.cluster, options.get("costs"))
@@ -119,14 +122,25 @@ def _recorded(
 
     def read() -> None:
         path = run_folder / PLANS_FILE
-        if path.exists():
-            history = PlanHistory.load(path)
+        if os.path.lexists(path):
+            history = _history_in(path, loaded.path)
             if history.agrees_with(saved, loaded.step):
                 found.append(history.to_json())
 
     job.on_rank_zero(read, f"reading {PLANS_FILE}")
     text = job.peers.gather(found[0] if found else None, f"reading {PLANS_FILE}")[0]
     return saved if text is None else PlanHistory.from_json(text)
+
+
+def _history_in(path: Path, checkpoint: Path) -> PlanHistory:
+    """The history in a run folder. Raises PlanError that says where else to find one."""
+    try:
+        return PlanHistory.load(path)
+    except PlanError as error:
+        raise PlanError(
+            f"{str(error).rstrip('.')}. Remove that file: {checkpoint} holds the plans up to its"
+            " step, too, and the resumed run follows those."
+        ) from error
 
 
 def _asks_for_others(recipe: Recipe, loaded: LoadedCheckpoint) -> bool:
@@ -138,20 +152,34 @@ def _asks_for_others(recipe: Recipe, loaded: LoadedCheckpoint) -> bool:
 
 
 class PlanFiles:
-    """Keeps `plan.json` and `plans.json` of a run folder at what `sync` says."""
+    """Keeps `plan.json` and `plans.json` of a run folder at what `sync` says.
 
-    def __init__(self, sync: GradientSync, run_folder: Path) -> None:
+    note: called with one sentence when the disk begins to refuse them.
+    """
+
+    def __init__(self, sync: GradientSync, run_folder: Path, note: Callable[[str], None]) -> None:
         self._sync = sync
         self._run_folder = run_folder
         self._written: PlanHistory | None = None
+        self._outstanding = Outstanding(note)
 
-    def write(self) -> None:
-        """Writes both files where something changed. Raises OSError."""
+    def write(self) -> str | None:
+        """Writes both files where something changed; a sentence about it where the disk refuses.
+
+        What was refused is written by a later call.
+        """
         history = self._sync.history
         if history != self._written:
-            write_text_atomic(self._run_folder / PLANS_FILE, history.to_json())
-            write_text_atomic(self._run_folder / PLAN_FILE, self._sync.plan.to_json())
+            texts = {PLANS_FILE: history.to_json(), PLAN_FILE: self._sync.plan.to_json()}
+            for name, text in texts.items():
+                try:
+                    write_text_atomic(self._run_folder / name, text)
+                except OSError as error:
+                    self._outstanding.failed(self._run_folder / name, error)
+                    return self._outstanding.failure
             self._written = history
+            self._outstanding.succeeded()
+        return None
 
 
 class _Lines(logging.Handler):

@@ -17,13 +17,17 @@ from slipstream.errors import RunFolderError
 __all__ = [
     "claim_run_folder",
     "create_run_folder",
+    "holds_checkpoint",
     "is_claimed",
     "refuse_claimed",
     "write_text_atomic",
     "writing",
 ]
 
+RECIPE_FILE = "recipe.toml"
+CHECKPOINTS = "checkpoints"
 _OWNER = ".owner.lock"
+_ANOTHER = ", or choose another with --run-folder"
 
 
 def create_run_folder(path: Path) -> Path:
@@ -44,34 +48,39 @@ def create_run_folder(path: Path) -> Path:
         ) from error
     except OSError as error:
         raise _unusable(path, error) from error
+    with writing(path):
+        claimed = is_claimed(path)
+    if claimed:
+        raise _claimed(path, _ANOTHER)
     if content:
-        shown = ", ".join(content[:3]) + (", ..." if len(content) > 3 else "")
-        raise RunFolderError(
-            f"run folder {path} exists and is not empty ({shown}); nothing was overwritten:"
-            " go on with that run by --resume, or choose another with --run-folder."
-        )
-    if is_claimed(path):
-        raise _claimed(path)
+        raise _occupied(path, content)
     _check_writable(path)
     return path
 
 
-def claim_run_folder(path: Path) -> HeldLock:
+def holds_checkpoint(path: Path) -> bool:
+    """Whether a run saved something in the folder `path`; damaged checkpoints count. OSError."""
+    return any((path / CHECKPOINTS).glob("step-*"))
+
+
+def claim_run_folder(path: Path, *, resumed: bool = False) -> HeldLock:
     """Own the run folder `path` until `.release()` or the end of this process.
 
-    Half-written files that a killed owner left directly in it are removed. Raises RunFolderError
-    when a living job owns it (two jobs would mix their metrics) or when nothing can be written. A
-    job that was killed leaves nothing that blocks the next one.
+    resumed: the run goes on in it, so that an error does not offer another folder. Half-written
+    files that a killed owner left directly in it are removed. Raises RunFolderError when a living
+    job owns it (two jobs would mix their metrics) or when nothing can be written. A job that was
+    killed leaves nothing that blocks the next one.
     """
+    another = "" if resumed else _ANOTHER
     try:
         lock = HeldLock(path / _OWNER)
         for leftover in path.glob(f"{TEMPORARY_PREFIX}*"):
             leftover.unlink(missing_ok=True)
         return lock
     except BlockingIOError as error:
-        raise _claimed(path) from error
+        raise _claimed(path, another) from error
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _unusable(path, error, another) from error
 
 
 def is_claimed(path: Path) -> bool:
@@ -80,30 +89,50 @@ def is_claimed(path: Path) -> bool:
 
 
 def refuse_claimed(path: Path) -> None:
-    """Raise RunFolderError when a living job owns the run folder `path`; nothing is changed."""
-    with writing(path):
+    """Raise RunFolderError when a living job owns `path`, the folder of a run that is to go on."""
+    with writing(path, resumed=True):
         claimed = is_claimed(path)
     if claimed:
-        raise _claimed(path)
+        raise _claimed(path, "")
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """What is written to the run folder `path` inside; a disk's refusal becomes RunFolderError."""
+def writing(path: Path, *, resumed: bool = False) -> Iterator[None]:
+    """What is written to the run folder `path` inside; a disk's refusal becomes RunFolderError.
+
+    resumed: as for `claim_run_folder`.
+    """
     try:
         yield
     except OSError as error:
-        raise _unusable(path, error) from error
+        raise _unusable(path, error, "" if resumed else _ANOTHER) from error
 
 
 def _is_leftover(name: str) -> bool:
     return name == _OWNER or name.startswith(TEMPORARY_PREFIX)
 
 
-def _claimed(path: Path) -> RunFolderError:
+def _occupied(path: Path, content: list[str]) -> RunFolderError:
+    """The error for a folder with something in it; its way out is one that the content allows."""
+    with writing(path):
+        has_checkpoint = holds_checkpoint(path)
+    way = "choose another with --run-folder"
+    if has_checkpoint:
+        way = f"go on with that run by --resume{_ANOTHER}"
+    elif RECIPE_FILE in content:
+        way = (
+            "that run has saved no checkpoint, so --resume cannot go on with it; remove the folder"
+            f" if nothing runs in it{_ANOTHER}"
+        )
+    shown = ", ".join(content[:3]) + (", ..." if len(content) > 3 else "")
     return RunFolderError(
-        f"run folder {path} belongs to a job that is still running;"
-        " stop that job first, or choose another with --run-folder."
+        f"run folder {path} exists and is not empty ({shown}); nothing was overwritten: {way}."
+    )
+
+
+def _claimed(path: Path, another: str) -> RunFolderError:
+    return RunFolderError(
+        f"run folder {path} belongs to a job that is still running; stop that job first{another}."
     )
 
 
@@ -129,9 +158,9 @@ def _check_writable(path: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
-def _unusable(path: Path, error: OSError) -> RunFolderError:
+def _unusable(path: Path, error: OSError, another: str = _ANOTHER) -> RunFolderError:
     reason = error.strerror or str(error)
     return RunFolderError(
-        f"run folder {path} cannot be written ({reason});"
-        " free space or fix its permissions, or choose another with --run-folder."
+        f"run folder {path} cannot be written ({reason}); free space or fix its"
+        f" permissions{another}."
     )

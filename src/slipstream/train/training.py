@@ -99,7 +99,9 @@ class Training:
         self._steps_per_epoch = data.sampler.steps_per_epoch
         self._timeline_epoch = -1
         self._timelines = (parts.sync.timeline, parts.sync.timeline)
-        self._plan_files = PlanFiles(parts.sync, outputs.run_folder) if job.rank == 0 else None
+        self._plan_files: PlanFiles | None = None
+        if job.rank == 0:
+            self._plan_files = PlanFiles(parts.sync, outputs.run_folder, outputs.recorder.note)
         self._began_seconds = 0.0
         self._skips_in_a_row: list[str] = []
 
@@ -119,6 +121,11 @@ class Training:
             self._end_epoch()
         self._stop.close()
         progress.train_seconds = time.perf_counter() - self._began_seconds
+
+    def write_records(self) -> list[str]:
+        """Writes what the disk has refused so far; a sentence for each file that it still does."""
+        tried = (self._write_plans(), self._outputs.recorder.flush())
+        return [failure for failure in tried if failure is not None]
 
     def _train_epoch(self) -> None:
         """Trains what is left of the epoch under way."""
@@ -281,6 +288,8 @@ class Training:
             world_size=self._job.world_size,
             global_batch_size=self._recipe.train.global_batch_size,
             seed=self._recipe.train.seed,
+            dataset=self._recipe.data.dataset,
+            num_samples=self._data.sampler.num_samples,
         )
         state = TrainState(
             model=self._parts.model,
@@ -292,10 +301,9 @@ class Training:
         )
         return self._outputs.checkpoints.save(state, progress.step, metric, block=block)
 
-    def _write_plans(self) -> None:
-        """Keeps the run folder's plans at those of the engine."""
-        if self._plan_files is not None:
-            self._plan_files.write()
+    def _write_plans(self) -> str | None:
+        """Keeps the run folder's plans at those of the engine; a sentence where that fails."""
+        return None if self._plan_files is None else self._plan_files.write()
 
     @staticmethod
     def _every(interval: int, count: int) -> bool:

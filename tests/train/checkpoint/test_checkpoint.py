@@ -312,3 +312,7 @@ def test_the_parts_of_a_run_that_a_path_can_mean(tmp_path: Path) -> None:
     empty.mkdir()
     with pytest.raises(CheckpointError, match="empty has no checkpoint"):
         find_checkpoint(empty)
+    with pytest.raises(CheckpointError, match=r"nnn cannot be looked at \(File name too long\)"):
+        find_checkpoint(tmp_path / ("n" * 300))
+    with pytest.raises(CheckpointError, match=r"nnn cannot be looked at \(File name too long\)"):
+        export_weights(loaded.path, tmp_path / ("n" * 300) / "weights.safetensors")

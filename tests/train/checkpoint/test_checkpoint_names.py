@@ -1,16 +1,18 @@
 """Case 38: state goes by parameter name; what does not fit is listed and refused as a whole."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
-from checkpointing import Two, assert_same_weights, save, train
+from checkpointing import POSITION, Two, assert_same_weights, save, train
 from slipstream.errors import CheckpointError
-from slipstream.train.checkpoint import apply
+from slipstream.train.checkpoint import CheckpointWriter, TrainState, apply, load
 
 
 def momentum(model: nn.Module) -> Optimizer:
@@ -156,10 +158,53 @@ def test_applied_state_is_independent_of_the_loaded(tmp_path: Path) -> None:
     assert_same_weights(*results)
 
 
-def test_another_layout_is_refused_with_both_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"world_size": 3}, r"saved with 2 ranks and this job has 3: .* Resume with 2,"),
+        ({"global_batch_size": 16}, r"saved with 8 samples a batch .* has 16: .* Resume with 8,"),
+        ({"seed": 8}, r"saved with train\.seed=7 and this job has 8: .* Resume with 7,"),
+        ({"dataset": "fashion"}, r"with data\.dataset=digits and .* has fashion: .* with digits,"),
+        ({"num_samples": 31}, r"saved with 32 training samples and .* 31: .* Resume with 32,"),
+    ],
+)
+def test_another_layout_is_refused_with_both_values(
+    tmp_path: Path, other: dict[str, object], words: str
+) -> None:
+    position = POSITION.model_copy(update={"dataset": "digits", "num_samples": 32})
+    loaded = save(tmp_path, *trained(), position=position)
+    layout: dict[str, Any] = {
+        name: getattr(position, name)
+        for name in ("world_size", "global_batch_size", "seed", "dataset", "num_samples")
+    }
+    loaded.require_layout(**layout)
+    with pytest.raises(CheckpointError, match=words):
+        loaded.require_layout(**layout | other)
+
+
+def test_what_a_checkpoint_does_not_say_about_its_data_is_not_compared(tmp_path: Path) -> None:
     loaded = save(tmp_path, *trained())
-    loaded.require_layout(world_size=2, global_batch_size=8)
-    with pytest.raises(CheckpointError, match=r"saved with 2 ranks and this job has 3"):
-        loaded.require_layout(world_size=3, global_batch_size=8)
-    with pytest.raises(CheckpointError, match=r"saved with 8 samples a batch and this job has 16"):
-        loaded.require_layout(world_size=2, global_batch_size=16)
+    loaded.require_layout(
+        world_size=2, global_batch_size=8, seed=7, dataset="digits", num_samples=9
+    )
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "fits"), [(4, True), (3, False), (5, False)])
+def test_a_step_and_a_position_that_contradict_each_other_are_refused(
+    tmp_path: Path, steps_per_epoch: int, fits: bool
+) -> None:
+    position = POSITION.model_copy(update={"epoch": 0, "step_in_epoch": 3})
+    with CheckpointWriter(tmp_path) as writer:
+        model, optimizer = trained()
+        early = TrainState(model=model, optimizer=optimizer, position=position)
+        late = replace(early, position=position.model_copy(update={"epoch": 1}))
+        paths = [
+            writer.save(state, step, block=True).path for state, step in ((early, 3), (late, 7))
+        ]
+    first, second = (load(path) for path in paths if path is not None)
+    first.require_steps_per_epoch(steps_per_epoch)
+    if fits:
+        second.require_steps_per_epoch(steps_per_epoch)
+        return
+    with pytest.raises(CheckpointError, match=rf"step 7, and .* {steps_per_epoch} steps an epoch"):
+        second.require_steps_per_epoch(steps_per_epoch)

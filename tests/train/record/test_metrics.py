@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -125,13 +127,36 @@ def test_truncating_drops_later_steps_and_keeps_the_rest_as_it_was(tmp_path: Pat
 
 
 def test_a_file_that_cannot_be_opened_is_named_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written.*another folder"):
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written.*free space"):
         MetricsWriter(tmp_path / "absent" / "metrics.jsonl")
 
 
-def test_a_full_disk_is_an_error_that_names_the_file() -> None:
-    with (
-        MetricsWriter(Path("/dev/full")) as writer,
-        pytest.raises(RunFolderError, match="/dev/full cannot be written"),
-    ):
+def test_a_full_disk_is_said_once_and_ends_nothing() -> None:
+    said: list[str] = []
+    failure = "/dev/full cannot be written (No space left on device)"
+    with MetricsWriter(Path("/dev/full"), note=said.append) as writer:
+        for number in range(1, 4):
+            writer.write(step(number))
+        assert writer.flush() == failure
+    assert said == [f"{failure}; training goes on, and it is tried again: free space there"]
+
+
+def test_what_a_full_disk_refused_is_written_when_there_is_space_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    said: list[str] = []
+    with MetricsWriter(path, note=said.append) as writer:
         writer.write(step(1))
+        before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            # Half of the next line finds room.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 9, hard))
+            writer.write(step(2))
+            writer.write(step(3))
+            assert path.read_bytes().count(b"\n") == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, before)
+        assert len(said) == 1 and "metrics.jsonl cannot be written (File too large)" in said[0]
+        assert writer.flush() is None
+    assert read_metrics(path) == [step(1), step(2), step(3)]

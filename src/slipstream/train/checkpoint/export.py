@@ -10,6 +10,7 @@ from slipstream.errors import CheckpointError
 from slipstream.train.checkpoint.reader import load
 from slipstream.train.checkpoint.store import find_checkpoint
 from slipstream.train.checkpoint.tensor_file import write_tensors
+from slipstream.train.looking import looking_at
 
 
 def export_weights(checkpoint: Path, output: Path, *, overwrite: bool = False) -> Path:
@@ -32,7 +33,9 @@ def export_weights(checkpoint: Path, output: Path, *, overwrite: bool = False) -
         tensors[name] = value.clone() if name in loaded.manifest.model.tied else value
     if not overwrite and os.path.lexists(output):
         raise _exists(output)
-    if not output.parent.is_dir():
+    with looking_at(output.parent, CheckpointError):
+        has_folder = output.parent.is_dir()
+    if not has_folder:
         raise CheckpointError(f"{output} cannot be written: {output.parent} is no folder; make it.")
     temporary = temporary_sibling(output)
     try:

@@ -42,7 +42,8 @@ class Position(_Record):
     """Where in the run a checkpoint was taken, and for which layout of the job.
 
     epoch: number of finished epochs. step_in_epoch: optimizer steps done in the epoch under way
-    (0 = at its start). The other three fix which samples those steps used.
+    (0 = at its start). The others fix which samples those steps used; num_samples: of the training
+    set. None where nobody said.
     """
 
     epoch: Count
@@ -50,6 +51,8 @@ class Position(_Record):
     world_size: Annotated[int, Field(ge=1, le=2**31)]
     global_batch_size: Annotated[int, Field(ge=1, le=2**31)]
     seed: int = 0
+    dataset: Name | None = None
+    num_samples: Count | None = None
 
 
 class FileRecord(_Record):

@@ -8,6 +8,14 @@ from typing import Any
 from torch import Tensor
 
 from slipstream.errors import CheckpointError
+from slipstream.train.checkpoint.layout import (
+    BATCH,
+    DATASET,
+    RANKS,
+    SAMPLES,
+    SEED,
+    require_same,
+)
 from slipstream.train.checkpoint.manifest import (
     MODEL,
     OPTIMIZER,
@@ -72,22 +80,37 @@ class LoadedCheckpoint:
         """The metric with which it was saved (higher is better)."""
         return self.manifest.metric
 
-    def require_layout(self, *, world_size: int, global_batch_size: int) -> None:
-        """Raise CheckpointError, with both numbers, unless the job has the layout of the save.
+    def require_layout(
+        self, *, world_size: int, global_batch_size: int, seed: int, dataset: str, num_samples: int
+    ) -> None:
+        """Raise CheckpointError, with both values, unless the job has the layout of the save.
 
-        Another number of ranks or another batch would train on other samples in another order.
+        num_samples: of the training set. With another one, the job would go on in the middle of
+        other samples or of another order.
         """
         saved = self.position
-        pairs = (
-            ("ranks", saved.world_size, world_size),
-            ("samples a batch", saved.global_batch_size, global_batch_size),
+        require_same(
+            self.path,
+            (
+                (DATASET, saved.dataset, dataset),
+                (SAMPLES, saved.num_samples, num_samples),
+                (SEED, saved.seed, seed),
+                (BATCH, saved.global_batch_size, global_batch_size),
+                (RANKS, saved.world_size, world_size),
+            ),
         )
-        for what, then, now in pairs:
-            if then != now:
-                raise CheckpointError(
-                    f"checkpoint {self.path} was saved with {then} {what} and this job has {now}:"
-                    f" resume with {then}."
-                )
+
+    def require_steps_per_epoch(self, steps_per_epoch: int) -> None:
+        """Raise CheckpointError unless step and position name one place in such epochs."""
+        saved = self.position
+        whole = saved.epoch * steps_per_epoch + saved.step_in_epoch
+        if saved.step_in_epoch > steps_per_epoch or whole != self.step:
+            raise CheckpointError(
+                f"checkpoint {self.path} stands at step {self.step}, and by its position at step"
+                f" {saved.step_in_epoch} of epoch {saved.epoch + 1}, which cannot both be with"
+                f" {steps_per_epoch} steps an epoch: resume with the data and the batch that it was"
+                " saved with, or from another checkpoint."
+            )
 
 
 def load(path: Path) -> LoadedCheckpoint:

@@ -27,6 +27,7 @@ from slipstream.train.checkpoint.manifest import (
 )
 from slipstream.train.checkpoint.snapshot import Snapshot
 from slipstream.train.checkpoint.tensor_file import write_tensors
+from slipstream.train.looking import looking_at
 
 _logger = logging.getLogger("slipstream.checkpoint")
 _FINAL = re.compile(r"step-\d{8,19}(-r\d{1,6})?")
@@ -81,15 +82,16 @@ def latest(folder: Path) -> Path | None:
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that `path` means: itself, or the latest in a run or checkpoints folder.
 
-    Raises CheckpointError when there is none.
+    Raises CheckpointError when there is none, or where the system does not let us look.
     """
-    if (path / MANIFEST).is_file():
-        return path
-    for folder in (path / "checkpoints", path):
-        newest = latest(folder) if folder.is_dir() else None
-        if newest is not None:
-            return newest
-    why = "has no checkpoint" if path.exists() else "does not exist"
+    with looking_at(path, CheckpointError):
+        if (path / MANIFEST).is_file():
+            return path
+        for folder in (path / "checkpoints", path):
+            newest = latest(folder) if folder.is_dir() else None
+            if newest is not None:
+                return newest
+        why = "has no checkpoint" if path.exists() else "does not exist"
     raise CheckpointError(
         f"{path} {why}: name a checkpoint folder (step-...) or the folder of a run that saved one."
     )

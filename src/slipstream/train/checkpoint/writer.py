@@ -92,7 +92,7 @@ class CheckpointWriter:
         except OSError as error:
             raise CheckpointError(
                 f"checkpoints cannot be written to {folder} ({error.strerror or error}): free"
-                " space or fix its permissions, or choose another run folder."
+                " space or fix its permissions."
             ) from error
 
     def save(

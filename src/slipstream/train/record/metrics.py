@@ -15,7 +15,8 @@ Kinds and fields (seconds are seconds, accuracies are fractions of 1):
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,45 +24,60 @@ from typing import Any, Self
 from slipstream.durable import write_text_atomic
 from slipstream.errors import RunFolderError
 from slipstream.report.records import KINDS, Record, format_line, parse_line, read_metrics
+from slipstream.train.record.outstanding import Outstanding
 
 __all__ = ["KINDS", "MetricsWriter", "Record", "read_metrics", "truncate_after"]
+
+
+_logger = logging.getLogger("slipstream.metrics")
 
 
 class MetricsWriter:
     """Appends records to `path`, one flushed line each, so that a killed run loses at most one.
 
-    A line that an earlier writer left torn is removed first. Raises RunFolderError when the file
-    cannot be opened or written.
+    A line that an earlier writer left torn is removed first. Lines that the disk refuses are kept
+    in memory and written with the next; note: called with one sentence when that begins. Raises
+    RunFolderError when the file cannot be opened.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, note: Callable[[str], None] = _logger.warning) -> None:
         self.path = path
+        self._outstanding = Outstanding(note)
+        self._unwritten = bytearray()
         try:
             _mend_tail(path)
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise RunFolderError(
-                f"{path} cannot be written: {error.strerror or error}; "
-                "name another folder with run.folder."
+                f"{path} cannot be written: {error.strerror or error}; free space or fix its"
+                " permissions."
             ) from error
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Appends `record`, which needs a known `kind` and a `step`; non-finite floats are kept.
 
-        Raises ValueError for a malformed record, RunFolderError when the disk refuses the line.
+        Raises ValueError for a malformed record.
         """
-        line = format_line(record).encode()
+        self._unwritten += format_line(record).encode()
+        self.flush()
+
+    def flush(self) -> str | None:
+        """Writes what is left; None, or a sentence about what the disk still refuses."""
         try:
-            while line:
-                line = line[self._file.write(line) :]
+            while self._unwritten:
+                # A line may be written in part: what is left of it goes first the next time.
+                del self._unwritten[: self._file.write(self._unwritten)]
         except OSError as error:
-            raise RunFolderError(
-                f"{self.path} cannot be written: {error.strerror or error}."
-            ) from error
+            self._outstanding.failed(self.path, error)
+        else:
+            self._outstanding.succeeded()
+        return self._outstanding.failure
 
     def close(self) -> None:
         """Closes the file; a second call does nothing."""
-        self._file.close()
+        if not self._file.closed:
+            self.flush()
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -34,6 +34,10 @@ class Recorder:
         if show is not None:
             show(record)
 
+    def flush(self) -> str | None:
+        """Writes records that the disk has refused; a sentence about it where it still does."""
+        return None if self._metrics is None else self._metrics.flush()
+
     def note(self, text: str) -> None:
         """Shows one line that stays."""
         self._display.note(text)
