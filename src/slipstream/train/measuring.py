@@ -19,6 +19,7 @@ import torch.distributed as dist
 from slipstream.cluster import Cluster
 from slipstream.data import Batch
 from slipstream.documents import Document
+from slipstream.durable import write_text_atomic
 from slipstream.errors import CostError
 from slipstream.measure import OPERATIONS, probe, profile, ways_of
 from slipstream.sync import GradientSync
@@ -26,6 +27,7 @@ from slipstream.trace import Trace
 from slipstream.train.build import Data, build_data, build_model, build_optimizer, build_schedule
 from slipstream.train.distributed import Job, join_job
 from slipstream.train.launch.measure import RESULT, WANTED
+from slipstream.train.launch.scratch import temporary_files
 from slipstream.train.loop import set_threads
 from slipstream.train.recipe import Recipe
 from slipstream.train.step import Stepper, windows
@@ -138,5 +140,9 @@ def _endless(data: Data) -> Generator[list[Batch]]:
 
 
 def _handed_over(document: Document, job: Job, run_folder: Path) -> dict[str, Any]:
-    job.on_rank_zero(lambda: document.save(run_folder / RESULT), "writing the result")
+    def save() -> None:
+        with temporary_files():
+            write_text_atomic(run_folder / RESULT, document.to_json())
+
+    job.on_rank_zero(save, "writing the result")
     return {"document": document.to_json()}

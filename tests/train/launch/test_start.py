@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from run_folders import saved
 from slipstream.cluster import Cluster
 from slipstream.errors import (
     CheckpointError,
@@ -57,7 +58,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Ranks:
 
 
 def a_run(folder: str, *overrides: str) -> Path:
-    """A run folder as a run leaves it, but for the checkpoint's content."""
+    """A run folder as a run leaves it before it saves anything."""
     path = Path(folder)
     path.mkdir(parents=True)
     (path / "recipe.toml").write_text(load_recipe("digits", overrides).to_toml())
@@ -65,8 +66,8 @@ def a_run(folder: str, *overrides: str) -> Path:
 
 
 def a_checkpoint(run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    checkpoint = run / "checkpoints/step-00000007"
-    checkpoint.mkdir(parents=True)
+    """A checkpoint of `run`, which is found whatever is looked for."""
+    checkpoint = saved(run)
     monkeypatch.setattr("slipstream.train.checkpoint.find_checkpoint", lambda path: checkpoint)
     return checkpoint
 
@@ -266,8 +267,10 @@ def test_resume_needs_a_run_with_a_checkpoint() -> None:
     a_run("runs/a")
     with pytest.raises(RunFolderError, match=r"b is no run folder.*; the newest is runs/a"):
         resolve(Request(resume=Path("b")))
-    with pytest.raises(CheckpointError, match="runs/a has no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"runs/a has no checkpoint .* Begin anew without"):
         resolve(Request(resume=Path("runs/a")))
+    with pytest.raises(RunFolderError, match=r"nnn cannot be looked at \(File name too long\)"):
+        resolve(Request(resume=Path("n" * 300)))
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]"])

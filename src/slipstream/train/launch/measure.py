@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from slipstream.cluster import Cluster
 from slipstream.errors import CostError
 from slipstream.train.launch.joined import JoinedJob, shape
+from slipstream.train.launch.scratch import temporary_files
 from slipstream.train.launch.worker import call_task
 from slipstream.train.recipe import Recipe
 
@@ -58,11 +60,14 @@ def measure_here(measurement: Measurement) -> str:
     from slipstream.train.launch.local import LOGS, launch
 
     cluster = Cluster.regular(recipe.cluster.nodes, recipe.cluster.ranks_per_node)
-    folder = Path(tempfile.mkdtemp(prefix="slipstream-measure-"))
+    with temporary_files():
+        folder = Path(tempfile.mkdtemp(prefix="slipstream-measure-"))
     try:
-        (folder / WANTED).write_text(json.dumps(measurement.wanted), encoding="utf-8")
+        with temporary_files():
+            (folder / WANTED).write_text(json.dumps(measurement.wanted), encoding="utf-8")
         launch(recipe, run_folder=folder, cluster=cluster, task=measurement.task)
-        text = (folder / RESULT).read_text(encoding="utf-8")
+        with temporary_files():
+            text = (folder / RESULT).read_text(encoding="utf-8")
     except BaseException:
         if not (folder / LOGS).exists():
             shutil.rmtree(folder)
@@ -92,8 +97,11 @@ def measure_in_job(
         cluster = shape(meeting.ranks_per_node(), nodes, per_node)
         meeting.from_rank_zero("look at the output", _said(measurement.check))
         meeting.from_first_of_node("prepare the data", _said(lambda: _prepare(measurement)))
-    with tempfile.TemporaryDirectory(prefix="slipstream-measure-") as folder:
-        (Path(folder) / WANTED).write_text(json.dumps(measurement.wanted), encoding="utf-8")
+    with ExitStack() as stack:
+        with temporary_files():
+            made = tempfile.TemporaryDirectory(prefix="slipstream-measure-")
+            folder = stack.enter_context(made)
+            (Path(folder) / WANTED).write_text(json.dumps(measurement.wanted), encoding="utf-8")
         result = call_task(
             measurement.task,
             measurement.recipe,

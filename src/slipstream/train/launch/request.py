@@ -22,15 +22,18 @@ from slipstream.errors import (
     RunFolderError,
     UnsupportedModel,
 )
+from slipstream.train.launch.resumed import resumed_recipe
+from slipstream.train.looking import looking_at
 from slipstream.train.recipe import Recipe, load_recipe
 from slipstream.train.run_folder import (
+    RECIPE_FILE,
     create_run_folder,
+    holds_checkpoint,
     refuse_claimed,
     write_text_atomic,
     writing,
 )
 
-RECIPE_FILE = "recipe.toml"
 SUMMARY_FILE = "summary.json"
 DEFAULT_RECIPE = "fashion"
 RUNS = Path("runs")
@@ -47,6 +50,16 @@ class Request:
     run_folder: Path | None = None
     resume: Path | None = None
 
+    @property
+    def decided_fields(self) -> set[str]:
+        """Dotted names of the recipe's fields that the user gave a value to, beside the recipe."""
+        fields = {override.partition("=")[0].strip() for override in self.overrides}
+        if self.nodes is not None:
+            fields.add("cluster.nodes")
+        if self.per_node is not None:
+            fields.add("cluster.ranks_per_node")
+        return fields
+
 
 @dataclass(frozen=True)
 class Run:
@@ -57,10 +70,11 @@ class Run:
     checkpoint: Path | None
 
 
-def resolve(request: Request) -> Run:
+def resolve(request: Request, *, joined: bool = False) -> Run:
     """The run that a request means; nothing is written.
 
-    Raises RecipeError, RunFolderError and CheckpointError for requests that mean none.
+    joined: inside a job, which brings its own cluster. Raises RecipeError, RunFolderError and
+    CheckpointError for requests that mean none.
     """
     if request.resume is None:
         recipe = load_recipe(request.recipe or DEFAULT_RECIPE, request.overrides)
@@ -70,9 +84,7 @@ def resolve(request: Request) -> Run:
             f"--resume goes on with the run's own recipe: leave out {request.recipe},"
             " and change fields by --set"
         )
-    if request.run_folder is not None or any(
-        override.partition("=")[0].strip() == "run.folder" for override in request.overrides
-    ):
+    if request.run_folder is not None or "run.folder" in request.decided_fields:
         raise RunFolderError(
             "--resume goes on in the run's own folder: leave out --run-folder and run.folder"
         )
@@ -80,8 +92,19 @@ def resolve(request: Request) -> Run:
 
     folder = _run_folder_of(request.resume)
     refuse_claimed(folder)
+    with looking_at(folder):
+        has_checkpoint = holds_checkpoint(folder)
+    if not has_checkpoint:
+        raise CheckpointError(
+            f"run folder {folder} has no checkpoint to go on from: its run ended before it saved"
+            " one. Begin anew without --resume, in another --run-folder or after removing this one."
+        )
     checkpoint = find_checkpoint(request.resume)
-    return Run(load_recipe(folder / RECIPE_FILE, request.overrides), folder, checkpoint)
+    decided = request.decided_fields
+    if joined:
+        decided |= {"cluster.nodes", "cluster.ranks_per_node"}
+    recipe = resumed_recipe(folder / RECIPE_FILE, checkpoint, request.overrides, decided)
+    return Run(recipe, folder, checkpoint)
 
 
 def read_summary(run_folder: Path) -> dict[str, Any]:
@@ -143,9 +166,10 @@ def _named_folder(recipe: Recipe, run_folder: Path | None) -> Recipe:
 def _run_folder_of(path: Path) -> Path:
     """The run folder that a run folder, its checkpoints or one of those lie in."""
     absolute = Path(os.path.abspath(path))
-    for folder in (absolute, *absolute.parents[:2]):
-        if (folder / RECIPE_FILE).is_file():
-            return folder
+    with looking_at(path):
+        for folder in (absolute, *absolute.parents[:2]):
+            if (folder / RECIPE_FILE).is_file() or holds_checkpoint(folder):
+                return folder
     known = sorted(str(found.parent) for found in RUNS.glob(f"*/{RECIPE_FILE}"))
     hint = f"; the newest is {known[-1]}" if known else ""
     raise RunFolderError(f"{path} is no run folder: it has no {RECIPE_FILE}{hint}")

@@ -58,7 +58,7 @@ def train_in_job(request: Request, job: JoinedJob) -> dict[str, Any]:
     Raises SlipstreamError; what rank 0 or a node's first rank cannot do fails all, naming it.
     """
     os.environ.update(job.variables)
-    run = resolve(request)
+    run = resolve(request, joined=True)
     if job.world_size == 1:
         meeting = None
         cluster = shape((1,), request.nodes, request.per_node)
