@@ -60,7 +60,7 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     def body(rank: Rank) -> None:
         with pytest.raises(PlanError, match="sends float32, not 'float16'"):
             DDPHookState("native", "float16", group=rank.group)
-        with pytest.raises(SlipstreamError, match="3 ranks and its group 2"):
+        with pytest.raises(SlipstreamError, match="3 ranks and the group 2"):
             DDPHookState("ring", cluster=Cluster((2, 1)), group=rank.group)
 
     run_ranks(body, 2)
