@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 MOST_REASONS = 40
 """More buckets than this are explained only in part; --json has them all."""
 
+_Nodes = Annotated[
+    int | None,
+    typer.Option(min=1, max=MOST_NODES, help="So many nodes instead of the cluster file's."),
+]
 _Output = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the plan for training to read.")
 ]
@@ -44,10 +48,7 @@ def plan(
             help="optimal, pipelined, mgwfbp, four_minutes, ddp, fixed, single or wfbp.",
         ),
     ] = "optimal",
-    nodes: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_NODES, help="So many nodes instead of the cluster file's."),
-    ] = None,
+    nodes: _Nodes = None,
     tolerance: ToleranceOption = 0.005,
     max_bucket_bytes: Annotated[
         int | None, typer.Option(min=1, help="Limit of a bucket, for optimal and pipelined.")

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from slipstream.simulate import Allowed, ScalingRow, Scenario, Variation
     from slipstream.trace import Trace
 
+_Planners = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="Repeat for several.  [default: wfbp, single, ddp, mgwfbp, optimal]",
+    ),
+]
 _Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Plot step and efficiency: .svg or .png.")
 ]
@@ -48,13 +55,7 @@ def simulate(
         str | None,
         typer.Option(metavar="N,N,...", help="Numbers of nodes.  [default: the cluster file's]"),
     ] = None,
-    planner: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:OPTION=VALUE,...]",
-            help="Repeat for several.  [default: wfbp, single, ddp, mgwfbp, optimal]",
-        ),
-    ] = None,
+    planner: _Planners = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Simulate this plan and no planner.")
     ] = None,
