@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import uuid
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +34,7 @@ from slipstream.train.launch.guards import (
     refuse_too_many,
 )
 from slipstream.train.launch.interruption import Interrupted
+from slipstream.train.launch.scratch import temporary_files
 from slipstream.train.launch.worker import TRAINING, Orders, log_file
 from slipstream.train.recipe import Recipe
 
@@ -58,20 +59,22 @@ def launch(
     """
     refuse_too_many(cluster.world_size)
     logs = run_folder / LOGS
-    logs.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="slipstream-") as scratch:
-        files = ErrorFiles(Path(scratch))
-        orders = Path(scratch) / "orders.json"
-        Orders(
-            recipe=recipe.to_toml(),
-            run_folder=str(run_folder),
-            resume=str(resume) if resume else None,
-            ranks_per_node=cluster.ranks_per_node,
-            logs=str(logs),
-            launcher_pid=os.getpid(),
-            grace_seconds=recipe.checkpoint.grace_seconds,
-            task=task,
-        ).save(orders)
+    _make(logs)
+    with ExitStack() as stack:
+        with temporary_files():
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="slipstream-"))
+            files = ErrorFiles(Path(scratch))
+            orders = Path(scratch) / "orders.json"
+            Orders(
+                recipe=recipe.to_toml(),
+                run_folder=str(run_folder),
+                resume=str(resume) if resume else None,
+                ranks_per_node=cluster.ranks_per_node,
+                logs=str(logs),
+                launcher_pid=os.getpid(),
+                grace_seconds=recipe.checkpoint.grace_seconds,
+                task=task,
+            ).save(orders)
         config = _config(cluster.world_size, recipe, files)
         command = ("-P", "-m", "slipstream.train.launch.worker", str(orders))
         try:
@@ -112,6 +115,16 @@ def _config(world_size: int, recipe: Recipe, files: LogsSpecs) -> LaunchConfig:
         signals_to_handle=",".join(FORWARDED_SIGNALS),
         shutdown_timeout=math.ceil(recipe.checkpoint.grace_seconds),
     )
+
+
+def _make(logs: Path) -> None:
+    try:
+        logs.mkdir(exist_ok=True)
+    except OSError as error:
+        raise LaunchError(
+            f"{logs}, the folder of the ranks' logs, cannot be made ({error.strerror or error}):"
+            " free space or fix the permissions there"
+        ) from error
 
 
 def _remove_empty(logs: Path) -> None:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from slipstream.cluster import Cluster
+from slipstream.errors import LaunchError
 from slipstream.train.launch.failure import write_error
 from slipstream.train.launch.leaving import leave
 from slipstream.train.recipe import Recipe, parse_recipe
@@ -67,10 +68,10 @@ class Orders:
 def main(arguments: list[str]) -> int:
     """Run this rank to its end; 0 on success. A failing rank leaves the process at once."""
     orders = Orders.load(Path(arguments[0]))
-    redirect_output(int(os.environ["RANK"]), Path(orders.logs))
     follow_launcher(orders.launcher_pid, orders.grace_seconds, Path(arguments[0]).parent)
     signal.signal(signal.SIGHUP, _as_sigterm)
     try:
+        redirect_output(int(os.environ["RANK"]), Path(orders.logs))
         run(orders)
     except Exception as error:
         # Another rank's failure makes the launcher end this one: not before it has had its say.
@@ -92,10 +93,17 @@ def redirect_output(rank: int, logs: Path) -> None:
     """Send what this process prints to standard error on rank 0, else to the rank's log.
 
     Standard output belongs to the launcher's summary, and the terminal to rank 0's display,
-    whatever libraries print.
+    whatever libraries print. Raises LaunchError where the log cannot be opened.
     """
     if rank:
-        log = os.open(log_file(logs, rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        path = log_file(logs, rank)
+        try:
+            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        except OSError as error:
+            raise LaunchError(
+                f"{path} cannot be written ({error.strerror or error}): free space or fix the"
+                " permissions there"
+            ) from error
         os.dup2(log, 2)
         os.close(log)
     os.dup2(2, 1)
