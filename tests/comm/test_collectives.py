@@ -1,33 +1,31 @@
-"""The contract of every collective with every wire: exact sums, one result on all ranks, limits."""
+"""The contract of every collective with every wire: exact sums on every shape, and what travels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from itertools import cycle, product
 
 import pytest
 import torch
 
-from ranks import Rank, run_ranks, run_ranks_settled
+from ranks import Rank, run_ranks
 from slipstream.cluster import Cluster
-from slipstream.comm import Collective, Collectives
+from slipstream.comm import Collectives
 from slipstream.comm.nodes import Torus
 from slipstream.comm.teams import Team
 from slipstream.errors import PlanError
-from slipstream.wires import DENSE_WIRES, DenseWire
+from slipstream.wires import WIRE_BYTES
+from ways import MESSAGES, WAYS, Shape, Way, Ways, shapes_of, summed
 
 LENGTHS = [*range(34), 1023, 1025]
-SHAPES = [
-    *[(1,) * nodes for nodes in range(1, 9)],
-    *[(ranks,) for ranks in range(2, 9)],
-    *[(2, 2), (3, 3), (4, 4), (2, 2, 2), (2, 2, 2, 2), (1, 3), (3, 1, 2), (2, 5)],
-]
-OURS = [name for name in DENSE_WIRES if name != "native"]
-WAYS = [(name, wire) for name, wires in DENSE_WIRES.items() for wire in wires]
-
-
-def works_on(name: str, shape: tuple[int, ...]) -> bool:
-    return name != "torus" or len(set(shape)) == 1
+SHAPES: dict[int, Shape] = dict(
+    enumerate([(1,), (1, 1), (2, 1), (2, 2), (3, 2), (2, 2, 2), (3, 1, 3), (2, 2, 2, 2)], start=1)
+)
+"""On which every length is summed; on the others that there are a few."""
+KNOW_NODES = ("hierarchical", "torus")
+DTYPES = [torch.float64, torch.bfloat16, torch.float16]
+Case = tuple[Way, Shape, int, torch.dtype]
 
 
 def small_integers(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
@@ -36,120 +34,86 @@ def small_integers(rank: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randint(-16, 17, (length,), generator=generator).to(dtype)
 
 
-def on_ranks(
-    shape: tuple[int, ...],
-    name: str,
-    wire: DenseWire,
-    body: Callable[[Rank, Collective], torch.Tensor],
-) -> list[torch.Tensor]:
-    cluster = Cluster(shape)
-    return run_ranks(
-        lambda rank: body(rank, Collectives(rank.group, cluster).get(name, wire)),
-        cluster.world_size,
-    )
+def cases_of(ranks: int) -> Iterator[Case]:
+    """Every way with every length; on many ranks every fifth with rounded wires, and of pieces."""
+    dtypes = cycle(DTYPES)
+    for way in WAYS:
+        shape: tuple[int, ...] = (ranks,)
+        if way.name in KNOW_NODES:
+            shape = SHAPES[ranks] if way.works_on(SHAPES[ranks]) else (1,) * ranks
+        everything = ranks <= 4 or (way.wire == "float32" and not way.pieces)
+        for length in LENGTHS if everything else LENGTHS[ranks % 5 :: 5]:
+            yield way, shape, length, torch.float32
+        yield way, shape, 65, next(dtypes)
+    yield from cases_of_other_shapes(ranks)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "+".join(map(str, shape)))
-def test_sums_are_exact_on_every_shape_of_nodes_for_every_length(shape: tuple[int, ...]) -> None:
-    ways = [(name, wire) for name, wire in WAYS if works_on(name, shape)]
+def cases_of_other_shapes(ranks: int) -> Iterator[Case]:
+    """Every shape, with lengths and wires by turns; groups of pieces take time to make."""
+    lengths = cycle(LENGTHS)
+    those = [way for way in WAYS if way.name in KNOW_NODES]
+    for name, pieces in product(KNOW_NODES, (False, True) if ranks <= 5 else (False,)):
+        ways = cycle([way for way in those if (way.name, way.pieces) == (name, pieces)])
+        for shape in shapes_of(ranks):
+            way = next(ways)
+            if way.works_on(shape):
+                yield way, shape, next(lengths), torch.float32
 
+
+@pytest.mark.parametrize("world_size", range(1, 9))
+def test_sums_are_exact_and_nothing_beside_them_is_touched(world_size: int) -> None:
     def body(rank: Rank) -> list[torch.Tensor]:
-        collectives, found = Collectives(rank.group, Cluster(shape)), []
-        for name, wire in ways:
-            # what lies side by side is kept apart by a sum of its own for every length
-            for length in LENGTHS if wire == "float32" else LENGTHS[::5]:
-                flat = small_integers(rank.rank, length, torch.float32)
-                collectives.get(name, wire).sum_(flat)
-                found.append(flat)
+        ways, found = Ways(rank), []
+        for way, shape, length, dtype in cases_of(world_size):
+            memory = torch.full((length + 2,), 7.0, dtype=dtype)
+            memory[1:-1] = small_integers(rank.rank, length, dtype)
+            ways.get(way, shape).sum_(memory[1:-1])
+            found.append(memory)
         return found
 
-    world_size = sum(shape)
     outcomes = run_ranks(body, world_size, timeout_seconds=60.0)
-    cases = [
-        (name, wire, length)
-        for name, wire in ways
-        for length in (LENGTHS if wire == "float32" else LENGTHS[::5])
-    ]
-    for case, (name, wire, length) in enumerate(cases):
-        each = [small_integers(rank, length, torch.float32) for rank in range(world_size)]
+    for case, (way, shape, length, dtype) in enumerate(cases_of(world_size)):
+        each = [small_integers(rank, length, dtype) for rank in range(world_size)]
+        beside = torch.full((1,), 7.0, dtype=dtype)
+        expected = torch.cat([beside, torch.stack(each).double().sum(0).to(dtype), beside])
         for found in outcomes:
-            assert torch.equal(found[case], sum(each)), (name, wire, length)  # type: ignore[arg-type]
+            assert torch.equal(found[case], expected), (str(way), shape, length, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(2, 2), (3,)])
-def test_every_dtype_in_memory_is_summed_exactly(
-    shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    for name, wire in WAYS:
-        if not works_on(name, shape):
-            continue
-
-        def body(rank: Rank, collective: Collective) -> torch.Tensor:
-            flat = small_integers(rank.rank, 65, dtype)
-            collective.sum_(flat)
-            return flat
-
-        each = [small_integers(rank, 65, dtype) for rank in range(sum(shape))]
-        for found in on_ranks(shape, name, wire, body):
-            assert torch.equal(found, sum(each)), (name, wire)  # type: ignore[arg-type]
+def test_every_shape_and_every_length_is_among_the_cases() -> None:
+    everything = {way: set[int]() for way in WAYS}
+    for world_size in range(1, 9):
+        cases = list(cases_of(world_size))
+        assert {shape for _, shape, _, _ in cases} == set(shapes_of(world_size))
+        for way in WAYS:
+            lengths = {length for mine, _, length, _ in cases if mine == way}
+            assert way.pieces or way.wire != "float32" or lengths >= set(LENGTHS), str(way)
+            everything[way] |= lengths
+    assert all(lengths >= set(LENGTHS) for lengths in everything.values())
 
 
-@pytest.mark.parametrize(("name", "wire"), WAYS)
-@pytest.mark.parametrize("shape", [(2, 2), (3, 3), (5,)])
-def test_means_of_any_values_have_the_same_bits_on_all_ranks(
-    name: str, wire: DenseWire, shape: tuple[int, ...]
-) -> None:
-    world_size, length = sum(shape), 1000
+@pytest.mark.parametrize("shape", [(3, 2), (2, 2, 1)], ids=str)
+def test_nodes_may_hold_unequal_numbers_of_ranks(shape: Shape) -> None:
+    """Case S7, and what may not is refused on every rank before anything travels."""
 
     def values(rank: int) -> torch.Tensor:
-        return torch.randn(length, generator=torch.Generator().manual_seed(rank))
+        return small_integers(rank, 100, torch.float32).div(8).trunc()
 
-    def body(rank: Rank, collective: Collective) -> torch.Tensor:
-        flat = values(rank.rank)
-        collective.sum_(flat, world_size)
-        return flat
+    def body(rank: Rank) -> list[torch.Tensor]:
+        with pytest.raises(PlanError, match=r"as many ranks on every node.*hierarchical, ring or"):
+            Collectives(rank.group, Cluster(shape)).get("torus")
+        ways, found = Ways(rank), []
+        for way in those_that_work:
+            flat = 5 * values(rank.rank)
+            ways.get(way, shape).sum_(flat, 5)
+            found.append(flat)
+        return found
 
-    found = on_ranks(shape, name, wire, body)
-    mean = torch.stack([values(rank) for rank in range(world_size)]).double().mean(0)
-    error = {"float32": 1e-6, "bfloat16": 2**-6, "float16": 2**-9}[wire]
-    for mine in found:
-        assert torch.equal(mine, found[0])
-        torch.testing.assert_close(mine.double(), mean, rtol=0.0, atol=error)
-
-
-@pytest.mark.parametrize("name", [n for n, wires in DENSE_WIRES.items() if "float16" in wires])
-@pytest.mark.parametrize("shape", [(2, 2), (4,), (1, 1, 1)])
-def test_a_float16_wire_neither_overflows_nor_loses_what_the_mean_can_hold(
-    name: str, shape: tuple[int, ...]
-) -> None:
-    """Sums of these pass float16's range, and dividing before sending would lose the small ones."""
-    values = torch.tensor([60000.0, -60000.0, 2.0**-24, -(2.0**-23), 65504.0])
-
-    def body(rank: Rank, collective: Collective) -> torch.Tensor:
-        flat = values.clone()
-        collective.sum_(flat, sum(shape))
-        return flat
-
-    for mine in on_ranks(shape, name, "float16", body):
-        torch.testing.assert_close(mine, values, rtol=2**-10, atol=0.0)
-
-
-def test_direct_gives_an_element_its_bits_whatever_travels_beside_it() -> None:
-    def values(rank: int) -> torch.Tensor:
-        return torch.randn(101, generator=torch.Generator().manual_seed(rank))
-
-    def body(rank: Rank, collective: Collective) -> torch.Tensor:
-        assert collective.layout_invariant
-        whole, parts = values(rank.rank), values(rank.rank)
-        collective.sum_(whole)
-        for start, end in ((0, 1), (1, 40), (40, 101)):
-            collective.sum_(parts[start:end])
-        assert torch.equal(whole, parts)
-        return whole
-
-    for wire in DENSE_WIRES["direct"]:
-        on_ranks((5,), "direct", wire, body)
+    those_that_work = [way for way in WAYS if way.works_on(shape)]
+    mean = torch.stack([values(rank) for rank in range(5)]).sum(0)
+    for found in run_ranks(body, 5):
+        for way, mine in zip(those_that_work, found, strict=True):
+            assert torch.equal(mine, mean), str(way)
 
 
 def test_a_torus_in_chunks_gives_what_it_gives_at_once() -> None:
@@ -165,12 +129,9 @@ def test_a_torus_in_chunks_gives_what_it_gives_at_once() -> None:
         assert torch.equal(chunked, whole)
 
 
-def expected_bytes(
-    name: str, wire: DenseWire, cluster: Cluster, num_bytes: int
-) -> dict[int, float]:
+def expected_bytes(way: Way, cluster: Cluster, num_bytes: int) -> float:
     """What each node's card sends, by the algorithms' own counts."""
     ranks, nodes, most = cluster.world_size, cluster.nodes, cluster.ranks_per_node[0]
-    share = 1.0 if wire == "float32" else 0.5
     a_node = {
         "ring": 2 * (ranks - 1) / ranks,
         "direct": 2 * most * (ranks - most) / ranks,
@@ -178,15 +139,16 @@ def expected_bytes(
         "halving_doubling": 2 * most * (1 - most / ranks),
         "hierarchical": 2 * (nodes - 1) / nodes,
         "torus": 2 * (nodes - 1) / nodes,
-    }[name]
-    return dict.fromkeys(range(nodes), a_node * share * num_bytes)
+    }[way.name]
+    return a_node * num_bytes * WIRE_BYTES[way.wire] / 4
 
 
-@pytest.mark.parametrize(("name", "wire"), [way for way in WAYS if way[0] != "native"])
+@pytest.mark.parametrize("way", [way for way in MESSAGES if way.name != "native"], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2), (2, 2, 2, 2)], ids=str)
 def test_bytes_between_nodes_are_those_of_the_formula(
-    name: str, wire: DenseWire, monkeypatch: pytest.MonkeyPatch
+    shape: Shape, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, length = Cluster((2, 2, 2, 2)), 2**14
+    cluster, length = Cluster(shape), 2**14
     sent: list[tuple[int, int]] = []
     send = Team.send
 
@@ -197,33 +159,10 @@ def test_bytes_between_nodes_are_those_of_the_formula(
         return send(team, tensor, member, tag)
 
     monkeypatch.setattr(Team, "send", counted)
-
-    def body(rank: Rank, collective: Collective) -> torch.Tensor:
-        flat = torch.ones(length)
-        collective.sum_(flat)
-        return flat
-
-    on_ranks(cluster.ranks_per_node, name, wire, body)
-    for node, expected in expected_bytes(name, wire, cluster, 4 * length).items():
+    run_ranks(summed(way, shape, lambda rank: torch.ones(length)), cluster.world_size)
+    for node in range(cluster.nodes):
         total = sum(size for source, size in sent if source == node)
-        assert total == pytest.approx(expected, rel=0.03), node
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_a_rank_that_does_not_come_is_an_error_on_the_others_within_the_limit(name: str) -> None:
-    def body(rank: Rank) -> torch.Tensor:
-        collective = Collectives(rank.group, Cluster((2, 2))).get(name)
-        flat = torch.ones(1000)
-        collective.sum_(flat)
-        if rank.rank == 3:
-            raise ValueError("rank 3 ends early")
-        for _ in range(3):
-            collective.sum_(flat)
-        return flat
-
-    outcomes = run_ranks_settled(body, 4, timeout_seconds=2.0)
-    assert isinstance(outcomes[3], ValueError)
-    assert all(isinstance(outcome, RuntimeError) for outcome in outcomes[:3]), outcomes
+        assert total == pytest.approx(expected_bytes(way, cluster, 4 * length), rel=0.03), node
 
 
 def test_what_there_is_not_is_refused_with_what_there_is() -> None:

@@ -10,7 +10,7 @@ import torch
 from ranks import Rank, run_ranks, run_ranks_settled
 from slipstream.comm import Alone, Native
 from slipstream.comm.peers import Peers
-from slipstream.errors import RankFailure
+from slipstream.errors import RankFailure, SlipstreamError
 
 CPU = torch.device("cpu")
 
@@ -102,6 +102,71 @@ def test_a_failure_names_the_silent_and_cites_those_who_know() -> None:
     zero, one, *_ = run_ranks(fail, 4)
     assert "because of rank 2: the disk is full" in zero
     assert "because of rank 2: the disk is full" in one
+
+
+@pytest.mark.usefixtures("brief_reports")
+def test_a_wait_without_end_is_explained_and_an_explanation_is_not_explained_again() -> None:
+    """A group whose own limit is longer than the engine's: the backend has not said anything."""
+
+    def fail(rank: Rank) -> str:
+        if rank.rank == 1:
+            return ""
+        peers = peers_of(rank)
+        first = peers.failure(RankFailure("A collective has not ended within 1 s."), "averaging")
+        assert peers.failure(first, "saving") is first
+        return str(first)
+
+    zero, _, two = run_ranks(fail, 3)
+    for rank, text in ((0, zero), (2, two)):
+        assert text == (
+            f"Rank {rank} lost its peers while averaging (limit 5 s); no answer from rank 1: it "
+            "died, froze or never came to this point; look at its own log; the backend said: A "
+            "collective has not ended within 1 s."
+        )
+
+
+def test_who_says_more_than_that_a_connection_broke_is_cited() -> None:
+    """Backends and torch's allocator raise the same kind of error."""
+    said = ["Connection closed by peer", "DefaultCPUAllocator: can't allocate memory", "Timed out"]
+
+    def fail(rank: Rank) -> str:
+        return str(peers_of(rank).failure(RuntimeError(said[rank.rank]), "averaging"))
+
+    zero, one, two = run_ranks(fail, 3)
+    for text in (zero, two):
+        assert "rank 1 said: DefaultCPUAllocator: can't allocate memory" in text
+        assert "no answer" not in text and text.count(" said: ") == 2
+    assert "rank 0" not in one and "rank 2" not in one
+
+
+def test_a_failure_of_ones_own_is_no_loss_of_peers() -> None:
+    def fail(rank: Rank) -> SlipstreamError:
+        if rank.rank == 0:
+            return peers_of(rank).failure(MemoryError("no memory"), "summing")
+        return peers_of(rank).failure(RuntimeError("Connection closed"), "summing")
+
+    zero, one = run_ranks_settled(fail, 2)
+    assert isinstance(zero, SlipstreamError) and not isinstance(zero, RankFailure)
+    assert str(zero) == "Rank 0 cannot go on while summing: MemoryError: no memory"
+    assert str(one).endswith("because of rank 0: MemoryError: no memory")
+
+
+def test_who_fails_hangs_up_so_that_nobody_waits_for_it() -> None:
+    """Rank 2 waits for rank 1 alone, which fails because rank 0 is gone."""
+
+    def body(rank: Rank) -> str:
+        if rank.rank == 0:
+            return ""
+        waited_for = rank.rank - 1
+        try:
+            rank.group.recv([torch.zeros(1)], waited_for, 0).wait()
+        except RuntimeError as error:
+            return str(peers_of(rank, 60.0).failure(error, "waiting"))
+        return ""
+
+    _, one, two = run_ranks(body, 3, timeout_seconds=60.0)
+    for text in (one, two):
+        assert "no answer from rank 0:" in text
 
 
 def test_a_failure_tells_where_the_others_were() -> None:

@@ -11,6 +11,8 @@ from slipstream.comm.base import Collective
 from slipstream.comm.flat import ALGORITHMS, Flat
 from slipstream.comm.native import Native
 from slipstream.comm.nodes import Hierarchical, Torus
+from slipstream.comm.pieces import PIECES
+from slipstream.comm.subgroups import Make, Subgroups
 from slipstream.comm.torch_comm import backend_of
 from slipstream.errors import PlanError
 from slipstream.wires import DENSE_WIRES, Wire, wires_of
@@ -19,38 +21,61 @@ from slipstream.wires import DENSE_WIRES, Wire, wires_of
 class Collectives:
     """Makes each collective when it is first asked for, and then gives the same one again.
 
-    group: None for a world of one rank. cluster: on which nodes its ranks are.
+    group: None for a world of one rank. cluster: on which nodes its ranks are. device: where the
+    tensors are; None takes the CPU where the group has a backend for it, else what it has one for.
+    make: see `Subgroups`.
+
+    On Gloo and CPUs they are made of messages between two ranks, on NCCL of its own pieces. Some
+    of those need groups over parts of the ranks: so all ranks ask for the same collectives in the
+    same order, and `close` ends what was made.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        cluster: Cluster,
+        device: torch.device | None = None,
+        *,
+        make: Make | None = None,
+    ) -> None:
         self._group = group
         self._cluster = cluster
         self._made: dict[tuple[str, Wire], Collective] = {}
+        if group is not None:
+            self._device = device or _device_of(group)
+            self._subgroups = Subgroups(group, self._device, make)
 
     def get(self, name: str = "native", wire: Wire = "float32") -> Collective:
-        """Raises PlanError for what there is not, here or with this group's backend."""
+        """Raises PlanError for what there is not, here or with this group's backend.
+
+        Raises RankFailure when a rank does not come to make a group with the others.
+        """
         if (name, wire) not in self._made:
             check(name, wire, self._cluster)
             self._made[name, wire] = self._make(name, wire)
         return self._made[name, wire]
 
+    def close(self) -> None:
+        """Ends the groups that were made here; nothing may be under way in them."""
+        self._made.clear()
+        if self._group is not None:
+            self._subgroups.close()
+
     def _make(self, name: str, wire: Wire) -> Collective:
-        group = self._group
+        group, cluster = self._group, self._cluster
         if group is None:
             return Alone()
         if name == "native":
             return Native(group)
-        backend = backend_of(group, torch.device("cpu"))
-        if backend != "gloo":
-            raise PlanError(
-                f"The collective {name!r} is made of messages between ranks over Gloo on CPUs, and "
-                f"this group has {backend}; plan with 'native'."
-            )
         assert isinstance(wire, str)
+        backend = backend_of(group, self._device)
+        check_backend(name, backend, self._device.type)
+        if backend == "nccl":
+            return PIECES[name](self._subgroups, cluster, wire)  # type: ignore[index]
         if name in ALGORITHMS:
             return Flat(name, group, wire)
         kind = Torus if name == "torus" else Hierarchical
-        return kind(group, self._cluster, wire)
+        return kind(group, cluster, wire)
 
 
 def check(name: str, wire: Wire, cluster: Cluster) -> None:
@@ -68,3 +93,26 @@ def check(name: str, wire: Wire, cluster: Cluster) -> None:
             f"The torus needs as many ranks on every node, and there are {cluster}; plan with "
             "another collective, such as hierarchical, ring or direct."
         )
+
+
+def check_backend(name: str, backend: str, device_type: str) -> None:
+    """Raises PlanError for a collective that there is not with this backend on such a device."""
+    if name == "native" or (backend == "gloo" and device_type == "cpu"):
+        return
+    if backend != "nccl":
+        raise PlanError(
+            f"The collective {name!r} exists over Gloo on CPUs and over NCCL on GPUs, and this "
+            f"group has {backend} on {device_type}; plan with 'native'."
+        )
+    if name not in PIECES:
+        raise PlanError(
+            f"There is no collective {name!r} over NCCL: its own all-reduce, 'native', takes a "
+            f"ring or a tree as suits the size. Plan with 'native' or with {' or '.join(PIECES)}."
+        )
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's tensors are, as far as its backends tell."""
+    cpu = torch.device("cpu")
+    devices = group._device_types
+    return cpu if cpu in devices or not devices else devices[0]

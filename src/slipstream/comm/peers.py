@@ -1,8 +1,9 @@
 """The other ranks: small agreements with them, and what can be learnt of them when one is lost.
 
 Backends say that a connection broke, or that time ran out; they do not say who is missing. So a
-rank that fails posts what it knows to the store and reads for two seconds what the others posted.
-In steady state none of this costs anything.
+rank that fails posts what it knows to the store, closes its connections, so that ranks that wait
+for it learn it too, and reads for two seconds what the others posted. In steady state none of this
+costs anything.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from slipstream.comm.hanging_up import hang_up
 from slipstream.comm.torch_comm import broadcast_tensors, gather_objects
 from slipstream.errors import RankFailure, RanksDiffer, SlipstreamError, UnsupportedModel
 
@@ -26,6 +28,10 @@ _REPORT_SECONDS = 2.0
 _STORE_SECONDS = 3.0
 _POLL_SECONDS = 0.02
 _MAX_REPORT_CHARACTERS = 2000
+_CONSEQUENCES = re.compile(
+    r"[Cc]onnection (closed|reset)|Broken pipe|[Ss]ocket closed|[Tt]imed? ?out|has not ended within"
+)
+"""What is said when another rank is gone, and not what went wrong there."""
 
 
 class Peers:
@@ -46,6 +52,7 @@ class Peers:
         self._store = store if store is not None or group is None else group.get_group_store()
         self._device = device
         self.timeout_seconds = timeout_seconds
+        self._explained: SlipstreamError | None = None
         self.rank = 0 if group is None else group.rank()
         self.world_size = 1 if group is None else group.size()
 
@@ -102,18 +109,38 @@ class Peers:
     def failure(self, error: BaseException, doing: str) -> SlipstreamError:
         """What to raise when a collective failed while `doing`: names the ranks that are missing.
 
-        Posts this rank's error, waits two seconds for the others' and tells apart the ranks that
-        reported and those that did not. Never blocks for longer than a few seconds.
+        Posts this rank's error and closes its connections in the group, in which nothing can travel
+        afterwards. Then waits two seconds for the others' errors and tells apart the ranks that
+        reported and those that did not; an error that no backend raises is this rank's own, and it
+        waits for nobody. Never blocks for longer than a few seconds.
         """
-        if isinstance(error, SlipstreamError) or self._store is None:
-            return error if isinstance(error, SlipstreamError) else RankFailure(str(error))
+        if isinstance(error, SlipstreamError) and not self._is_unexplained(error):
+            return error
+        if self._store is None:
+            return RankFailure(str(error))
+        self._explained = self._explain(error, doing)
+        return self._explained
+
+    def _is_unexplained(self, error: SlipstreamError) -> bool:
+        """Whether it says that ranks were waited for in vain, and nothing of them yet."""
+        return isinstance(error, RankFailure) and error is not self._explained
+
+    def _explain(self, error: BaseException, doing: str) -> SlipstreamError:
+        is_own = not _is_backends(error)
+        text = _with_kind(error) if is_own else str(error)
         reports: dict[int, Any] = {}
 
-        def exchange() -> None:
-            self._post(str(error), doing, cause=False)
+        def read() -> None:
             reports.update(self._read("failed", time.monotonic() + _REPORT_SECONDS))
 
-        if not _within(_REPORT_SECONDS + _STORE_SECONDS, exchange):
+        told = _within(_STORE_SECONDS, lambda: self._post(text, doing, cause=is_own))
+        # after the post, which those will look for who fail because of this
+        group = self._group
+        if group is not None:
+            _within(_STORE_SECONDS, lambda: hang_up(group))
+        if is_own:
+            return SlipstreamError(f"Rank {self.rank} cannot go on while {doing}: {text}")
+        if not told or not _within(_REPORT_SECONDS + _STORE_SECONDS, read):
             return RankFailure(
                 f"Rank {self.rank} lost its peers while {doing}, and the store through which ranks "
                 "find each other no longer answers: the process that hosts it (the launcher or "
@@ -158,6 +185,11 @@ class Peers:
             for rank, report in reports.items()
             if report["doing"] != doing
         ]
+        elsewhere += [
+            f"rank {rank} said: {_first_line(report['error'])}"
+            for rank, report in reports.items()
+            if rank != self.rank and not _CONSEQUENCES.search(report["error"])
+        ]
         limit = f"limit {self.timeout_seconds:g} s"
         parts = [f"Rank {self.rank} lost its peers while {doing} ({limit})"]
         if silent:
@@ -193,7 +225,16 @@ def _within(seconds: float, action: Callable[[], None]) -> bool:
     return ended == [True]
 
 
-def _first_line(error: BaseException) -> str:
+def _is_backends(error: BaseException) -> bool:
+    """Whether ranks are missing: a wait had no end, or a backend, which raises RuntimeErrors."""
+    return type(error) is RuntimeError or isinstance(error, (RankFailure, dist.DistError))
+
+
+def _with_kind(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _first_line(error: BaseException | str) -> str:
     """What went wrong, without the source line before it and the advice and stack after it."""
     text = str(error).strip() or repr(error)
     line = re.sub(r"^\[[^\]]*\]\s*", "", text.splitlines()[0])
