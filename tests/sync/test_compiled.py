@@ -32,7 +32,9 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.recompute:
-            again: torch.Tensor = checkpoint(self.body, x, use_reentrant=False)
+            again: torch.Tensor = checkpoint(
+                self.body, x, use_reentrant=False, preserve_rng_state=False
+            )
             return x + again
         return x + self.body(x)
 

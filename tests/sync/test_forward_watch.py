@@ -74,7 +74,12 @@ class Recomputed(Layers):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x)
-        x = checkpoint(lambda y: self.second(y).tanh(), x, use_reentrant=self.reentrant)
+        x = checkpoint(
+            lambda y: self.second(y).tanh(),
+            x,
+            use_reentrant=self.reentrant,
+            preserve_rng_state=False,
+        )
         out: torch.Tensor = self.third(x)
         return out
 

@@ -1,4 +1,9 @@
-"""Recomputed activations (case 10), and backwards that end in an error."""
+"""Recomputed activations (case 10), and backwards that end in an error.
+
+Ranks are threads here and share torch's default generator. Two of them that restore its state at
+once can wait for each other, one for the generator and one for the interpreter's lock to free the
+old state, so recomputation leaves it alone (`preserve_rng_state=False`).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,9 @@ class Recomputed(nn.Module):
         if self.mode == "plain":
             out: torch.Tensor = layer(x)
             return out
-        recomputed: torch.Tensor = checkpoint(layer, x, use_reentrant=self.mode == "reentrant")
+        recomputed: torch.Tensor = checkpoint(
+            layer, x, use_reentrant=self.mode == "reentrant", preserve_rng_state=False
+        )
         return recomputed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,11 +132,15 @@ def test_all_parameters_inside_reentrant_segments_and_segments_nested() -> None:
             reseeded(self.double(), 0)
 
         def inner(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = checkpoint(self.b, self.a(x).tanh(), use_reentrant=True)
+            out: torch.Tensor = checkpoint(
+                self.b, self.a(x).tanh(), use_reentrant=True, preserve_rng_state=False
+            )
             return out
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            out: torch.Tensor = checkpoint(self.inner, x, use_reentrant=True)
+            out: torch.Tensor = checkpoint(
+                self.inner, x, use_reentrant=True, preserve_rng_state=False
+            )
             return out
 
     def train(rank: Rank) -> Gradients:
@@ -157,7 +168,7 @@ def test_a_parameter_used_outside_and_inside_a_reentrant_segment() -> None:
             reseeded(self.double(), 0)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = checkpoint(self.shared, x, use_reentrant=True)
+            hidden = checkpoint(self.shared, x, use_reentrant=True, preserve_rng_state=False)
             out: torch.Tensor = self.shared(self.last(hidden.tanh()))
             return out
 
