@@ -168,6 +168,16 @@ def test_a_collective_that_the_cluster_cannot_carry_is_refused_at_once() -> None
         run_ranks(train, 3)
 
 
+def test_a_collective_that_the_backend_lacks_is_refused_before_anything_is_measured() -> None:
+    def on_gpus(*collectives: str) -> AutoSettings:
+        settings = AutoSettings.of("auto", {"collectives": collectives})
+        return settings.on(Cluster((2, 2)), "nccl", "cuda")
+
+    assert on_gpus("native", "torus").collectives == ("native", "torus")
+    with pytest.raises(PlanError, match="no collective 'halving_doubling' over NCCL"):
+        on_gpus("native", "halving_doubling")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -193,7 +193,7 @@ class _Fate:
         def watched(team: Any, tensor: Any, member: int, tag: int) -> Any:
             if counts(team, member):
                 left[0] -= 1
-                if left[0] < 0:
+                if left[0] == -1:
                     self._strike()
             return send(team, tensor, member, tag)
 

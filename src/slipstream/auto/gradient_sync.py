@@ -16,6 +16,7 @@ from slipstream import sync
 from slipstream.auto.pilot import Pilot, Surroundings
 from slipstream.auto.settings import STEP_PLANNERS, AutoSettings
 from slipstream.cluster import Cluster
+from slipstream.comm.torch_comm import backend_of
 from slipstream.errors import PlanError
 from slipstream.plan import PLANNER_NAMES, PLANNERS, Plan, PlanHistory
 from slipstream.sync.wrapping import device_of, gradients_in_reverse
@@ -121,7 +122,9 @@ class GradientSync(sync.GradientSync):
             first = self._file.until(self._keeper.step)[-1]
             first.plan.check_made_for(self._model_name, digest, self._cluster)
         if self._auto is not None:
-            self._auto = self._auto.on(self._cluster)
+            device = device_of(self._params)
+            backend = backend_of(self._group, device) if self._group else "gloo"
+            self._auto = self._auto.on(self._cluster, backend, device.type)
         return [*super()._settings(), self._auto.describe() if self._auto else "no auto"]
 
     def _piloted(

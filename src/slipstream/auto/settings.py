@@ -10,6 +10,7 @@ from typing import Any, Self, cast
 
 from slipstream.cluster import Cluster
 from slipstream.comm.chosen import check as check_collective
+from slipstream.comm.chosen import check_backend
 from slipstream.costs import ClusterSpec, CostKey, Costs, Line, Operation
 from slipstream.errors import CostError, PlanError
 from slipstream.plan import PLANNER_NAMES, plan_step
@@ -88,14 +89,16 @@ class AutoSettings:
         except CostError as error:
             raise PlanError(f"auto cannot plan with these options: {error}") from error
 
-    def on(self, cluster: Cluster) -> Self:
+    def on(self, cluster: Cluster, backend: str = "gloo", device_type: str = "cpu") -> Self:
         """The settings for a cluster, with its own costs where some are given.
 
-        Raises PlanError for a collective that does not work there. Raises CostError where the costs
-        given lack something that may be used, or `native`, by which auto begins.
+        backend: of the group that averages; device_type: of the gradients. Raises PlanError for a
+        collective that does not work there. Raises CostError where the costs given lack something
+        that may be used, or `native`, by which auto begins.
         """
         for name in self.collectives:
             check_collective(name, "float32", cluster)
+            check_backend(name, backend, device_type)
         if self.costs is None:
             return self
         costs = self.costs.at(cluster)

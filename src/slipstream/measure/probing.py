@@ -208,19 +208,23 @@ def ways_of(
 def _costs(
     group: dist.ProcessGroup, cluster: Cluster, bench: Bench, asked: _Asked, seconds: float
 ) -> tuple[MeasuredCost, ...]:
-    halves, collectives = NativeHalves(group), Collectives(group, cluster)
+    halves, collectives = NativeHalves(group), Collectives(group, cluster, bench.device)
     ways = asked.ways if "all_reduce" in asked.operations else ()
     shares = [2 * len(ways) if name == "all_reduce" else 1 for name in asked.operations]
     found: list[MeasuredCost] = []
-    for operation, share in zip(asked.operations, shares, strict=True):  # as the bytes
-        left = seconds * share / sum(shares)
-        if operation == "all_reduce":
-            found += _all_reduces([collectives.get(*way).sum_ for way in ways], bench, asked, left)
-        else:
-            half = ScatterHalf if operation == "reduce_scatter" else GatherHalf
-            with torch.no_grad():
-                times = Sweep(half(halves, group.size()), bench, asked.sizes, left).run()
-            found.append(_cost(operation, NATIVE[0], times))
+    try:
+        for operation, share in zip(asked.operations, shares, strict=True):  # as the bytes
+            left = seconds * share / sum(shares)
+            if operation == "all_reduce":
+                runs = [collectives.get(*way).sum_ for way in ways]
+                found += _all_reduces(runs, bench, asked, left)
+            else:
+                half = ScatterHalf if operation == "reduce_scatter" else GatherHalf
+                with torch.no_grad():
+                    times = Sweep(half(halves, group.size()), bench, asked.sizes, left).run()
+                found.append(_cost(operation, NATIVE[0], times))
+    finally:
+        collectives.close()
     return tuple(found)
 
 
