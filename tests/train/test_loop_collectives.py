@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ranks import Rank, run_ranks
 from slipstream.auto.decision import StepTime
 from slipstream.cluster import Cluster
 from slipstream.costs import ClusterSpec, Link, Links, MeasuredCost
@@ -109,8 +110,10 @@ def test_a_resumed_run_repeats_them_and_other_ones_mean_another_plan(tmp_path: P
         assert planned == (kept if again else [(27, "ddp"), (28, "ddp")])
 
 
-def engine(recipe: Recipe, cluster: Cluster) -> None:
+def engine(recipe: Recipe, cluster: Cluster, rank: Rank | None = None) -> None:
     job = Job(0, cluster)
+    if rank is not None:
+        job = Job(rank.rank, cluster, rank.group, rank.group, rank.store)
     model = build_model(recipe, tiny_images(), job.device)
     build_sync(recipe, job, model, num_steps=100, loaded=None, run_folder=Path("nowhere")).close()
 
@@ -122,7 +125,8 @@ def test_a_torus_on_unequal_nodes_is_refused_by_name_and_left_out_of_all() -> No
     with pytest.raises(RecipeError, match=r"sync\.collectives holds torus\. The torus needs as"):
         engine(named, uneven)
     engine(named, Cluster((1,)))
-    engine(tiny_recipe(*measuring, "sync.collectives=all"), uneven)
+    all_that_works = tiny_recipe(*measuring, "sync.collectives=all")
+    run_ranks(lambda rank: engine(all_that_works, uneven, rank), 3)
 
 
 def test_a_file_that_lacks_what_the_recipe_allows_is_refused(tmp_path: Path) -> None:
