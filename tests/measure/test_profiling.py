@@ -169,9 +169,7 @@ def test_a_forward_that_is_repeated_in_backward_is_part_of_backward(
     class Checkpointed(nn.Sequential):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = self[0](x)
-            y: torch.Tensor = checkpoint(
-                self[1], x, use_reentrant=reentrant, preserve_rng_state=False
-            )
+            y: torch.Tensor = checkpoint(self[1], x, use_reentrant=reentrant)
             z: torch.Tensor = self[2](y)
             return z
 
