@@ -205,19 +205,14 @@ class _Fate:
 
         from slipstream.comm.native import Native
 
-        starter = Native.starter
+        begin = Native.begin
 
         def watched(native: Any, flat: Any, divisor: int = 1) -> Any:
-            start = starter(native, flat, divisor)
+            work = begin(native, flat, divisor)
+            threading.Timer(0.005, self._strike).start()
+            return work
 
-            def begin() -> Any:
-                assert start is not None
-                threading.Timer(0.005, self._strike).start()
-                return start()
-
-            return start and begin
-
-        Native.starter = watched  # type: ignore[method-assign,assignment]
+        Native.begin = watched  # type: ignore[method-assign,assignment]
 
     def _watch_pieces(self) -> None:
         from slipstream.comm.native import Native

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
@@ -77,66 +77,28 @@ class Work:
         self._future.value()
 
 
-def test_the_backend_begins_each_operation_when_the_one_before_has_ended() -> None:
-    channel, seen = ThreadChannel(), list[str]()
-    works = [Work(), Work(), Work()]
-
-    def begin(number: int) -> Callable[[], Work]:
-        def begun() -> Work:
-            seen.append(f"begun {number}")
-            return works[number]
-
-        return begun
-
-    first = channel.submit(lambda: seen.append("never"), begin(0))
-    second = channel.submit(lambda: seen.append("never"), begin(1))
-    third = channel.submit(lambda: seen.append("in the thread"))
-    fourth = channel.submit(lambda: seen.append("behind it"), begin(2))
-    assert seen == ["begun 0"] and not first.done and not second.done
-    works[0].end()
-    assert first.done and seen == ["begun 0", "begun 1"] and not second.done
-    works[1].end()
-    for ticket in (first, second, third, fourth):
-        ticket.wait(5.0)
-    assert seen == ["begun 0", "begun 1", "in the thread", "behind it"]
-    moments = [(ticket.start_seconds, ticket.end_seconds) for ticket in (first, second, third)]
-    assert [moment for pair in moments for moment in pair] == sorted(sum(moments, ()))
-    fifth = channel.submit(lambda: seen.append("never"), begin(2))
-    works[2].end()
-    fifth.wait(5.0)
-    assert seen[-1] == "begun 2"
-    channel.close(5.0)
-
-
-def test_one_who_waits_for_a_turn_that_has_not_come_is_woken_in_it() -> None:
-    channel, works = ThreadChannel(), [Work(), Work()]
-    tickets = [channel.submit(lambda: None, lambda work=work: work) for work in works]  # type: ignore[misc]
-    ended = list[float]()
-
-    def wait() -> None:
-        tickets[1].wait(5.0)
-        ended.append(tickets[1].end_seconds)
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    works[0].end()
-    works[1].end()
-    waiter.join(5.0)
-    assert ended == [tickets[1].end_seconds] and ended[0] >= tickets[0].end_seconds > 0.0
-    channel.close(5.0)
-
-
-def test_a_long_queue_behind_a_failure_fails_with_it() -> None:
+def test_a_free_channel_lets_the_backend_begin_and_a_busy_one_queues() -> None:
     channel, work, seen = ThreadChannel(), Work(), list[str]()
-    tickets = [channel.submit(lambda: None, lambda: work)]
-    for _ in range(3000):  # more than Python lets functions call one another
-        tickets.append(channel.submit(lambda: None, lambda: seen.append("begun")))
-    work.end(ValueError("broken link"))
-    for ticket in tickets:
-        with pytest.raises(ValueError, match="broken link"):
-            ticket.wait(5.0)
-        assert ticket.done
-    assert seen == []
+
+    def begin() -> Work:
+        seen.append("begun")
+        return work
+
+    first = channel.submit(lambda: seen.append("never"), begin)
+    second = channel.submit(lambda: seen.append("queued"), begin)
+    third = channel.submit(lambda: seen.append("last"))
+    assert seen == ["begun"] and not first.done and not second.done
+    work.end()
+    for ticket in (first, second, third):
+        ticket.wait(5.0)
+    assert seen == ["begun", "queued", "last"]
+    assert first.end_seconds <= second.start_seconds <= second.end_seconds <= third.start_seconds
+    fourth = channel.submit(lambda: seen.append("never"), begin)
+    fourth.wait(5.0)
+    assert seen[-1] == "begun"
+    fifth = channel.submit(lambda: seen.append("cannot begin"), lambda: None)
+    fifth.wait(5.0)
+    assert seen[-1] == "cannot begin"
     channel.close(5.0)
 
 

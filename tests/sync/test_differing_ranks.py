@@ -181,3 +181,24 @@ def test_closing_ends_the_channel_and_so_does_forgetting() -> None:
     for thread in [thread for threads in ranks_threads for thread in threads]:
         thread.join(5.0)
         assert not thread.is_alive()
+
+
+def test_closing_ends_the_channel_also_where_waiting_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def body(rank: Rank) -> bool:
+        model = mlp()
+        sync = GradientSync(model, group=rank.group)
+        loss_of(model, batch(rank.rank)).backward()
+
+        def fail() -> None:
+            raise RankFailure("Rank 7 is gone.")
+
+        monkeypatch.setattr(sync, "wait", fail)
+        with pytest.raises(RankFailure, match="Rank 7 is gone"):
+            sync.close()
+        channel = sync._channel
+        assert isinstance(channel, ThreadChannel)
+        return channel._thread is None
+
+    assert run_ranks(body, 2) == [True, True]

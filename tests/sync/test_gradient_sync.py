@@ -184,7 +184,7 @@ def test_three_backwards_while_a_delayed_collective_is_in_flight() -> None:
             _pause.wait(0.05 * (1 + self.rank))
             self.inner.sum_(flat, divisor)
 
-        def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
             """Leaves it to sum_."""
 
     import threading

@@ -106,7 +106,7 @@ def count_sends(sync: GradientSync) -> list[int]:
             sent.append(flat.numel())
             inner.sum_(flat, divisor)
 
-        def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
             """Leaves it to sum_."""
 
     class Counted(Collectives):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from slipstream.wires import DenseWire
@@ -18,8 +20,9 @@ class Alone:
         """Leaves `flat` as it is; a single rank has nothing to divide by."""
         assert divisor == 1
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> Any:
         """None: there is nothing to wait for."""
+        return None
 
     def reduce_scatter(self, matrix: torch.Tensor, row: torch.Tensor, divisor: int = 1) -> None:
         """Copies the one row."""

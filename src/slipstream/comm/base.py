@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -35,11 +34,11 @@ class Collective(Protocol):
         """
         ...
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> Callable[[], Any] | None:
-        """What begins `sum_` on a CPU without blocking, where the backend does all of it by itself.
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> Any:
+        """Begins `sum_` on a CPU without blocking, where the backend does all of it by itself.
 
-        Called, it returns the backend's torch.distributed.Work; until that has ended no other
-        operation may be begun in the group. None where somebody must see to the rounds.
+        Returns the backend's torch.distributed.Work, or None, having done nothing, where it cannot.
+        Until the work has ended no other operation may be begun in the group.
         """
         ...
 

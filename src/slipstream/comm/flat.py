@@ -45,5 +45,5 @@ class Flat:
             carry_out([self._all_reduce(self._team, wide, self._format, 0, divisor)])
         self._scratch.release()
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """None: several rounds need somebody who goes on from one to the next."""

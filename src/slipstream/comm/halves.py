@@ -45,7 +45,7 @@ class NativeHalves:
             return
         if backend_of(self._group, matrix.device) == "nccl":
             total = self._by_nccl(matrix, row)
-        elif _is_large(row):
+        elif _goes_along_a_ring(row):
             total = self._along_a_ring(matrix, row)
         else:
             total = self._at_once(matrix)
@@ -59,7 +59,7 @@ class NativeHalves:
         """See `Halves.all_gather`."""
         if row.numel() == 0:
             return
-        if _is_large(row) and backend_of(self._group, matrix.device) != "nccl":
+        if _goes_along_a_ring(row):
             rows = matrix.view(self._team.size, -1).unbind()
             if not _overlap(row, matrix):
                 rows[self._team.index].copy_(row)
@@ -81,7 +81,10 @@ class NativeHalves:
         return total
 
     def _at_once(self, matrix: torch.Tensor) -> torch.Tensor:
-        received = self._scratch.take(matrix.numel(), matrix.dtype)
+        if matrix.device.type == "cpu":
+            received = self._scratch.take(matrix.numel(), matrix.dtype)
+        else:
+            received = torch.empty_like(matrix)
         dist.all_to_all_single(received, matrix, group=self._group)
         rank, size = self._team.index, self._team.size
         rows = received.view(size, -1)
@@ -96,5 +99,6 @@ def _overlap(row: torch.Tensor, matrix: torch.Tensor) -> bool:
     return row.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
 
 
-def _is_large(row: torch.Tensor) -> bool:
-    return row.numel() * row.element_size() >= _RING_FROM_BYTES
+def _goes_along_a_ring(row: torch.Tensor) -> bool:
+    """Large rows on CPUs: Gloo sends between two ranks from their memory alone."""
+    return row.device.type == "cpu" and row.nbytes >= _RING_FROM_BYTES

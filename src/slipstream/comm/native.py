@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,10 +30,10 @@ class Native:
             if divisor != 1:
                 wide.div_(divisor)
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> Callable[[], Any] | None:
-        """See `Collective.starter`: Gloo sums wide tensors in threads of its own."""
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> Any:
+        """See `Collective.begin`: Gloo sums wide tensors in threads of its own."""
         if divisor != 1 or flat.dtype in SIXTEEN_BIT or flat.device.type != "cpu":
             return None
         if self._is_gloo is None:
             self._is_gloo = backend_of(self._group, flat.device) == "gloo"
-        return (lambda: self._group.allreduce([flat])) if self._is_gloo else None
+        return self._group.allreduce([flat]) if self._is_gloo else None

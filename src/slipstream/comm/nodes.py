@@ -65,8 +65,8 @@ class Hierarchical:
             carry_out([self._steps(wide, divisor)])
         self._scratch.release()
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
-        """None: see `Flat.starter`."""
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        """None: see `Flat.begin`."""
 
     def _steps(self, flat: torch.Tensor, divisor: int) -> Steps:
         node, first = self._node, 0
@@ -125,8 +125,8 @@ class Torus:
             carry_out(self._chunks(wide, divisor), _CHUNKS_AT_ONCE)
         self._scratch.release()
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
-        """None: see `Flat.starter`."""
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        """None: see `Flat.begin`."""
 
     def _chunks(self, flat: torch.Tensor, divisor: int) -> Iterator[Steps]:
         size = flat.numel() * flat.element_size()

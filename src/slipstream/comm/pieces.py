@@ -54,7 +54,7 @@ class DirectPieces:
             if wide.numel():
                 self._exchange(wide, divisor)
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """None: there are several rounds."""
 
     def _exchange(self, flat: torch.Tensor, divisor: int) -> None:
@@ -100,8 +100,8 @@ class HierarchicalPieces:
                 with self._subgroups.failing_together():
                     self._reduce_and_send_back(wide, divisor)
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
-        """None: see `DirectPieces.starter`."""
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        """None: see `DirectPieces.begin`."""
 
     def _reduce_and_send_back(self, flat: torch.Tensor, divisor: int) -> None:
         if self._node is not None:
@@ -140,8 +140,8 @@ class TorusPieces:
                 with self._subgroups.failing_together():
                     self._scatter_and_gather(wide, divisor)
 
-    def starter(self, flat: torch.Tensor, divisor: int = 1) -> None:
-        """None: see `DirectPieces.starter`."""
+    def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
+        """None: see `DirectPieces.begin`."""
 
     def _scatter_and_gather(self, flat: torch.Tensor, divisor: int) -> None:
         in_node, between = self._divisors(divisor)

@@ -109,8 +109,6 @@ class BucketBuffer:
     travel. flat: 1-D, of
     the gradients' dtype (real parts and imaginary parts interleaved for complex ones); flags: its
     tail, one element a gradient. pending: gradients of this round that are still to be copied in.
-    is_plain: every gradient came in the agreed layout and from this round alone, so that none needs
-    looking at when the averages are there.
     """
 
     def __init__(
@@ -133,7 +131,6 @@ class BucketBuffer:
         self.divides_first = self.flat.dtype not in SIXTEEN_BIT and bucket.wire == "float32"
         self.local_flags: torch.Tensor | None = None
         self.missing = 0
-        self.is_plain = True
         self.pending: list[tuple[Slot, torch.Tensor | None]] = []
         self.ready_seconds = 0.0
         self.ticket: Finished | None = None
@@ -153,17 +150,12 @@ class BucketBuffer:
         self.missing = len(self.slots)
         self.pending.clear()
         self.ticket = None
-        self.is_plain = True
         self.flags.fill_(1.0)
         for slot in self.slots:
             slot.contributed = False
             slot.copy_back = False
             slot.divided = False
             slot.saved = None
-
-    def make_aliases(self) -> None:
-        """What the next round lends, made where there is time for it."""
-        for slot in self.slots:
             if slot.alias is None:
                 slot.alias = slot.view.detach()
 

@@ -2,10 +2,9 @@
 
 Gloo runs two operations of a group at once, so a small one can overtake a large one; and a blocking
 collective must not hold up backward. One thread that blocks in each collective (the GIL is free
-meanwhile) gives both order and overlap, for every collective, however many rounds it has. A
-collective that the backend carries out by itself needs none: it is begun by the caller, or by the
-end of the one before it. Waking a thread for it takes longer than a small bucket's journey when all
-cores compute.
+meanwhile) gives both order and overlap, for every collective, however many rounds it has. Where
+nothing is on the way, a collective that the backend carries out by itself is begun by the caller:
+waking a thread for it takes longer than a small bucket's journey when all cores compute.
 """
 
 from __future__ import annotations
@@ -13,14 +12,18 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 import weakref
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from slipstream.errors import UnsupportedModel
 from slipstream.sync.stream_channel import StreamChannel
-from slipstream.sync.tickets import Begin, BegunTicket, Finished, Operation, Ticket
+from slipstream.sync.tickets import BegunTicket, Finished, Operation, Ticket
+
+Begin = Callable[[], Any]
 
 
 class Channel(Protocol):
@@ -29,8 +32,8 @@ class Channel(Protocol):
     def submit(self, operation: Operation, begin: Begin | None = None) -> Finished:
         """Queues an operation and returns at once.
 
-        begin: does the same without blocking and returns the backend's handle; the channel uses it
-        or `operation`.
+        begin: does the same without blocking and returns the backend's handle, or returns None and
+        does nothing where it cannot; the channel uses it or `operation`.
         """
         ...
 
@@ -55,13 +58,20 @@ class ThreadChannel:
         self._finalizer = weakref.finalize(self, self._queue.put, None)
 
     def submit(self, operation: Operation, begin: Begin | None = None) -> Ticket | BegunTicket:
-        """Begins an operation, or has it begun when its turn comes, and returns at once."""
+        """Begins an operation, or queues it behind another, and returns at once."""
         last = self._last
-        if begin is not None and (last is None or last.done or isinstance(last, BegunTicket)):
-            self._last = BegunTicket(begin)
-            self._last.come_after(last)
-        else:
-            self._last = self._enqueue(operation, last if isinstance(last, BegunTicket) else None)
+        if begin is not None and (last is None or (last.done and last.error is None)):
+            start_seconds = time.perf_counter()
+            try:
+                work = begin()
+            except Exception as error:
+                self._last = Ticket()
+                self._last.run(operation, error)
+                return self._last
+            if work is not None:
+                self._last = BegunTicket(work, start_seconds)
+                return self._last
+        self._last = self._enqueue(operation, last if isinstance(last, BegunTicket) else None)
         return self._last
 
     def _enqueue(self, operation: Operation, after: BegunTicket | None) -> Ticket:

@@ -59,9 +59,8 @@ class GradientSync:
         over all ranks (a world of one rank where torch.distributed is not initialised).
       store: where failures are posted; None takes the one under the group.
       timeout_seconds: limit of every wait. A passed group keeps its own limit for collectives.
-      check_finite: lets `nonfinite` tell where infinite or NaN gradients began (one more read of
-        every gradient).
-      cluster: the ranks' nodes, for the plan's record; None means one node.
+      check_finite: lets `nonfinite` tell where gradients that are not finite began (one more read).
+      cluster: the ranks' nodes, for plans and for collectives that go by them; None means one.
       model_name: for the plan's record; None takes the name of the model's class.
       recorded, first_step: the plans of an earlier run of this training, and how many synchronised
         backwards it has behind it: they are in force again at their steps, so that training goes
@@ -70,7 +69,7 @@ class GradientSync:
 
     Raises RanksDiffer on every rank when models or settings differ, UnsupportedModel for sharded,
     lazy or multi-device models, PlanError for a plan that does not fit, RankFailure when a rank
-    does not come, SlipstreamError for a model that has a GradientSync already.
+    does not come, SlipstreamError for a model that has a GradientSync, or an impossible setting.
     """
 
     def __init__(
@@ -112,20 +111,21 @@ class GradientSync:
         )
         settings = [*self._settings(), f"check_finite={check_finite}", sorted(self._ignore)]
         self._strides = wrapping.agree_on_model(self._params, settings, self._peers)
-        first_plan = self._keeper.first_plan(self._params)  # refused before anything is overwritten
-        tensors: dict[str, torch.Tensor] = {**self._params, **self._buffers()}
-        self._peers.broadcast(tensors, "broadcasting rank 0's parameters and buffers")
+        self._collectives = Collectives(self._group, self._cluster, device)
         means = Means(
             params=self._params,
             strides=self._strides,
-            collectives=Collectives(self._group, self._cluster),
+            collectives=self._collectives,
             halves=NativeHalves(self._group) if self._group and self.world_size > 1 else Alone(),
             channel=self._channel,
             peers=self._peers,
             timeout_seconds=timeout_seconds,
             check_finite=check_finite,
         )
-        self._rounds = Rounds(means, self._keeper, first_plan)
+        self._rounds = Rounds(means, self._keeper)
+        # only now, as what does not fit is refused before anything is overwritten
+        tensors: dict[str, torch.Tensor] = {**self._params, **self._buffers()}
+        self._peers.broadcast(tensors, "broadcasting rank 0's parameters and buffers")
         self._pipeline = Pipeline(self._rounds)
         self._updates: Updates | None = None
         self._closed = False
@@ -367,13 +367,15 @@ class GradientSync:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self.broken:  # peers are gone, and what is on the channel may wait for them
-            self._channel.close(0.0)
-            return
-        self.wait()
-        self._channel.close(self._timeout_seconds)
-        if self._owns_group and self._group is not None:
-            destroy_group(self._group)
+        try:
+            if not self.broken:
+                self.wait()
+        finally:  # where peers are gone, what is on the channel may wait for them
+            self._channel.close(0.0 if self.broken else self._timeout_seconds)
+        if not self.broken:
+            self._collectives.close()
+            if self._owns_group and self._group is not None:
+                destroy_group(self._group)
 
     def _settings(self) -> list[Any]:
         """What decides about plans; ranks compare it, one entry after the other."""

@@ -94,8 +94,6 @@ class Reducer:
             return
         buffer = slot.buffer
         slot.contributed = True
-        if slot.kept:
-            buffer.is_plain = False
         if slot.is_small and buffer.missing > 1:
             buffer.pending.append((slot, slot.param.grad))
         else:
@@ -139,15 +137,17 @@ class Reducer:
         """
         started = time.perf_counter()
         for buffer in self.buffers:
-            buffer.make_aliases()
-        for buffer in self.buffers:
             assert buffer.ticket is not None
             buffer.ticket.wait(timeout_seconds)
         waited = time.perf_counter() - started
-        others = [buffer for buffer in self.buffers if not buffer.is_plain]
-        cleared = bool(others) and self._cleared()
-        for buffer in others:
-            self._hand_out(buffer, cleared)
+        cleared = self._cleared()
+        for buffer in self.buffers:
+            for slot in buffer.slots:
+                if slot.copy_back and slot.param.grad is not None:
+                    slot.param.grad.copy_(slot.view)
+                elif not slot.contributed:
+                    self._settle(slot, cleared)
+                slot.kept = False
         self.in_flight = False
         return waited
 
@@ -198,9 +198,7 @@ class Reducer:
         else:
             view.copy_(dense)
             slot.divided = False
-        if param.stride() != slot.stride:
-            slot.copy_back = True
-            slot.buffer.is_plain = False
+        slot.copy_back = param.stride() != slot.stride
         if param.grad is grad and (not slot.copy_back or dense is not grad):
             slot.lend()
 
@@ -231,7 +229,6 @@ class Reducer:
     def _fill(self, slot: Slot) -> None:
         """What travels for a gradient whose hook did not fire in this round."""
         grad = slot.param.grad
-        slot.buffer.is_plain = False
         slot.had_gradient = grad is not None
         if slot.kept and grad is not None:
             self._absorb(slot, grad, divide=True)
@@ -266,17 +263,8 @@ class Reducer:
         collective, flat = buffer.collective, buffer.flat
         divisor = 1 if buffer.divides_first else self._world_size
         buffer.ticket = self._channel.submit(
-            lambda: collective.sum_(flat, divisor), collective.starter(flat, divisor)
+            lambda: collective.sum_(flat, divisor), lambda: collective.begin(flat, divisor)
         )
-
-    def _hand_out(self, buffer: BucketBuffer, cleared: bool) -> None:
-        """Averages that do not lie where `p.grad` is already."""
-        for slot in buffer.slots:
-            if slot.copy_back and slot.param.grad is not None:
-                slot.param.grad.copy_(slot.view)
-            elif not slot.contributed:
-                self._settle(slot, cleared)
-            slot.kept = False
 
     def _settle(self, slot: Slot, cleared: bool) -> None:
         """Hands out a gradient to which this rank contributed nothing, or leaves it as it was."""

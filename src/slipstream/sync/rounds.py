@@ -32,7 +32,7 @@ class Rounds:
     put off. exposed_seconds: how long the training thread stood waiting in the last finished round.
     """
 
-    def __init__(self, means: Means, keeper: PlanKeeper, first_plan: Plan) -> None:
+    def __init__(self, means: Means, keeper: PlanKeeper) -> None:
         self.enabled = True
         self.wait_for_update = False
         self.task = -1
@@ -47,7 +47,7 @@ class Rounds:
         self._finished: list[Travel] = []
         self._gathered: list[Travel] = []
         self.exposed_seconds = 0.0
-        self.reducer: Reducer | PipelinedReducer = self._build(first_plan)
+        self.reducer: Reducer | PipelinedReducer = self._build(keeper.first_plan(means.params))
 
     @property
     def in_flight(self) -> bool:
