@@ -29,13 +29,15 @@ class DDPHookState:
     group: one that nothing else uses; None makes one over all ranks, which all of them do alike.
     timeout_seconds: limit of every wait in a group that is made here.
 
-    It can be pickled, as checkpoints of DDP's hooks are: what is saved is the setting, and a group
-    is made when the hook runs for the first time afterwards (torch.load(..., weights_only=False)
-    reads it, from files that you trust). `close` ends its thread and group. After an error, which
-    names the rank that did not come, every further bucket fails with it.
+    It can be saved with torch.save, as checkpoints of DDP's hooks are, and torch.load reads it as
+    it reads weights. What is saved is the setting; a group is made when the hook runs for the first
+    time afterwards. `close` ends its thread and group. After an error, which names the rank that
+    did not come, every further bucket fails with it.
 
     Raises PlanError for what there is not, SlipstreamError for a cluster of other ranks.
     """
+
+    _group: dist.ProcessGroup | None
 
     def __init__(
         self,
@@ -46,18 +48,25 @@ class DDPHookState:
         group: dist.ProcessGroup | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
-        check_timeout(timeout_seconds)
         check_group(group)
+        self._set(collective, wire, cluster, timeout_seconds)
+        self._group = group
+        if group is not None or dist.is_initialized():
+            self._connect()
+
+    def _set(
+        self, collective: str, wire: DenseWire, cluster: Cluster | None, timeout_seconds: float
+    ) -> None:
+        """The setting, with nothing made yet. Raises SlipstreamError for an impossible limit."""
+        check_timeout(timeout_seconds)
         self.collective, self.wire = collective, wire
         self.cluster, self.timeout_seconds = cluster, timeout_seconds
-        self._group = group
+        self._group = None
         self._owns_group = self._closed = False
         self._channel: ThreadChannel | None = None
         self._collectives: Collectives | None = None
         self._peers: Peers | None = None
         self._failure: SlipstreamError | None = None
-        if group is not None or dist.is_initialized():
-            self._connect()
 
     def average(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Replaces `flat` (1-D) by its mean over ranks; the future holds it, or the error."""
@@ -104,6 +113,8 @@ class DDPHookState:
         self._closed = True
         if self._channel is not None:
             self._channel.close(self.timeout_seconds)
+        if self._collectives is not None and self._failure is None:
+            self._collectives.close()
         if self._owns_group and self._group is not None:
             destroy_group(self._group)
         self._group, self._owns_group = None, False
@@ -116,22 +127,31 @@ class DDPHookState:
                 )
             self._group, self._owns_group = own_group(self.timeout_seconds), True
         self._peers = Peers(self._group, None, self.timeout_seconds, torch.device("cpu"))
-        self._collectives = Collectives(self._group, cluster_of(self.cluster, self._group.size()))
+        cluster = cluster_of(self.cluster, self._group.size())
+        self._collectives = Collectives(self._group, cluster, torch.device("cpu"))
         self._collectives.get(self.collective, self.wire)
         self._channel = ThreadChannel()
 
     def __getstate__(self) -> dict[str, Any]:
+        nodes = None if self.cluster is None else list(self.cluster.ranks_per_node)
         return {
             "collective": self.collective,
             "wire": self.wire,
-            "cluster": self.cluster,
+            "ranks_per_node": nodes,
             "timeout_seconds": self.timeout_seconds,
         }
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
-        self.__dict__.update(saved)
-        self._group, self._owns_group, self._closed = None, False, False
-        self._channel = self._collectives = self._peers = self._failure = None
+        nodes = saved["ranks_per_node"]
+        self._set(
+            saved["collective"],
+            saved["wire"],
+            None if nodes is None else Cluster(tuple(nodes)),
+            saved["timeout_seconds"],
+        )
+
+
+torch.serialization.add_safe_globals([DDPHookState])
 
 
 def ddp_hook(state: DDPHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
