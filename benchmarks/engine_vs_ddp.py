@@ -12,6 +12,11 @@ engine gets a Plan made of the buckets that DDP arrived at after its rebuild. A 
 optimizer, the same for both, is left out. After the warm-up the variants take turns, each turn in
 another order; a step lasts as long as its slowest rank. A pair is one turn.
 
+"engine, at once" is no product: the same engine with each bucket handed to Gloo as soon as it is
+full, two under way at a time as with DDP, where the engine sends strictly one after the other so
+that a small bucket cannot overtake the one that the plan puts before it. It tells how much of the
+difference that rule is.
+
 Memory: bytes that wrapping and three steps took from torch's allocator and that are still held
 after backward, compared exactly; against DDP as above, and against DDP with
 find_unused_parameters=True, which tells unused parameters apart as the engine always does.
@@ -37,12 +42,16 @@ from harness import Figure, at_most, finish, options, paired_ratio
 from rank_processes import run_processes
 from sleeping import SleepingModel, resnet50_sizes
 from slipstream import Bucket, GradientSync, Plan
+from slipstream.sync.channel import Begin, ThreadChannel
+from slipstream.sync.reducer import Reducer
+from slipstream.sync.tickets import BegunTicket, Operation, Ticket
 
 CASES = ("resnet18", "sleeping")
 SCALE = 0.25
 DDP_VARIANTS = {"ddp": False, "ddp, batched copy": True}
 DDP_WITH_UNUSED = "ddp, find_unused_parameters"
 ENGINE = "engine"
+AT_ONCE = "engine, at once"
 
 Step = Callable[[], None]
 
@@ -126,6 +135,18 @@ def step_of(module: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Step:
     return step
 
 
+class AtOnce(ThreadChannel):
+    """Hands everything to the backend at once: Gloo works on two, in whatever order they end."""
+
+    def submit(self, operation: Operation, begin: Begin | None = None) -> Ticket | BegunTicket:
+        """Begins the operation, whatever is under way."""
+        assert begin is not None
+        start_seconds = time.perf_counter()
+        work = begin()
+        assert work is not None
+        return BegunTicket(work, start_seconds)
+
+
 class Contest:
     """The variants of one case on this rank: builds them, lets them take turns, keeps times."""
 
@@ -134,9 +155,11 @@ class Contest:
         self.steps: dict[str, Step] = {}
         self.gradient_bytes: dict[str, int] = {}
         self.plan: Plan | None = None
+        self.engines: list[GradientSync] = []
         for name, batched in DDP_VARIANTS.items():
             self._add_ddp(name, batched)
-        self._add_engine()
+        self._add_engine(ENGINE)
+        self._add_engine(AT_ONCE)
         self._weigh_ddp_with_unused()
 
     def _add_ddp(self, name: str, batched_grad_copy: bool) -> None:
@@ -162,16 +185,21 @@ class Contest:
             warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified")
             _, self.gradient_bytes[DDP_WITH_UNUSED] = held_bytes(wrap, 3)
 
-    def _add_engine(self) -> None:
+    def _add_engine(self, name: str) -> None:
         model, loss = build_case(self.case, self.rank, self.settings["batch_size"])
         assert self.plan is not None
         plan = self.plan
 
         def wrap() -> Step:
-            self.sync = GradientSync(model, plan=plan)
+            sync = GradientSync(model, plan=plan)
+            self.engines.append(sync)
+            if name == AT_ONCE:
+                reducer = sync._rounds.reducer
+                assert isinstance(reducer, Reducer)
+                reducer._channel = AtOnce()
             return step_of(model, loss)
 
-        self._enter(ENGINE, wrap)
+        self._enter(name, wrap)
 
     def _enter(self, name: str, wrap: Callable[[], Step]) -> None:
         """Notes what memory a variant's gradients take, and warms it up."""
@@ -196,8 +224,9 @@ class Contest:
         return dict(zip(names, slowest.tolist(), strict=True))
 
     def close(self) -> None:
-        """Takes the engine off its model."""
-        self.sync.close()
+        """Takes the engines off their models."""
+        for sync in self.engines:
+            sync.close()
 
 
 def measure(rank: int, num_ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -221,6 +250,7 @@ def evaluate(case: str, result: dict[str, Any]) -> tuple[list[Figure], dict[str,
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     baseline = min(DDP_VARIANTS, key=lambda name: medians[name])
     ratio = paired_ratio(seconds[ENGINE], seconds[baseline])
+    at_once = paired_ratio(seconds[AT_ONCE], seconds[baseline])
     steps = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in medians.items())
     buckets = ", ".join(f"{size / 2**20:.1f}" for size in result["bucket_bytes"])
     versus = f"{case}: engine / {baseline}"
@@ -239,12 +269,17 @@ def evaluate(case: str, result: dict[str, Any]) -> tuple[list[Figure], dict[str,
         at_most(f"{versus}, median of {ratio.num_pairs} pairs", ratio.median, 1.01),
         at_most(f"{versus}, upper end of the interval", ratio.upper, 1.03),
         Figure(f"{versus}, lower end of the interval", f"{ratio.lower:.3f}"),
+        Figure(
+            f"{case}: engine, at once / {baseline}",
+            f"{at_once.median:.3f} [{at_once.lower:.3f}, {at_once.upper:.3f}]",
+        ),
         *memory,
     ]
     ratios = {
         f"{case}_median": ratio.median,
         f"{case}_lower": ratio.lower,
         f"{case}_upper": ratio.upper,
+        f"{case}_at_once": at_once.median,
         f"{case}_memory": held[ENGINE] / held[baseline],
         f"{case}_memory_with_unused": held[ENGINE] / held[DDP_WITH_UNUSED],
     }
