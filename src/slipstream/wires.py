@@ -9,7 +9,7 @@ from pydantic import Field
 
 from slipstream.documents import Frozen
 
-CollectiveName = Literal[
+DenseCollective = Literal[
     "native",
     "ring",
     "halving_doubling",
@@ -17,10 +17,8 @@ CollectiveName = Literal[
     "direct",
     "hierarchical",
     "torus",
-    "hitopk",
-    "naive_topk",
-    "a2a_topk",
 ]
+CollectiveName = Literal[DenseCollective, "hitopk", "naive_topk", "a2a_topk"]
 DenseWire = Literal["float32", "bfloat16", "float16"]
 
 WIRE_BYTES: Mapping[DenseWire, int] = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -10,27 +10,12 @@ from typing import Any
 
 import pytest
 
-from slipstream.cli.main import main
 from slipstream.costs import ClusterSpec
 from slipstream.plan import Plan
 from slipstream.simulate import load_trace
 
 ROOT = Path(__file__).parents[2]
 TEN_GIGABIT = ROOT / "examples" / "clusters" / "10gbe.json"
-
-
-@pytest.fixture
-def slipstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command line: (exit code, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def question(trace: object = "resnet50", cluster: object = TEN_GIGABIT) -> list[object]:

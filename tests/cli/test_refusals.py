@@ -5,14 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from closed import close_folder
-from slipstream.cli.main import main
 from slipstream.cli.output import end_by_refusal
 from slipstream.costs import ClusterSpec
 
@@ -23,15 +21,12 @@ DIGITS = "9" * 5000
 
 
 @pytest.fixture
-def slipstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command line: (exit code, standard output, standard error on one line)."""
+def slipstream(slipstream: Any) -> Any:
+    """Runs the command line; standard error on one line."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, " ".join(captured.err.split())
+        code, out, error = slipstream(*arguments)
+        return code, out, " ".join(error.split())
 
     return run
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from slipstream.cli.main import main
 
 LINKS = {"inter": {"latency_seconds": 1e-4, "seconds_per_byte": 1e-9}}
 COSTS = [
@@ -17,20 +14,6 @@ COSTS = [
     {"collective": "direct", "startup_seconds": 0.001, "seconds_per_byte": 3e-9},
     {"collective": "direct", "wire": "bfloat16", "startup_seconds": 2e-3, "seconds_per_byte": 2e-9},
 ]
-
-
-@pytest.fixture
-def slipstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command line: (exit code, standard output, standard error)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["slipstream", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
 
 
 def question(

@@ -48,4 +48,6 @@ def test_free_memory_and_open_files_are_limits(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_this_machine_has_room_for_a_small_lab() -> None:
-    refuse_too_many(LabSettings(2, 2, 1e9, ("true",)))
+    settings = LabSettings(2, 2, 1e9, ("true",))
+    assert min(limit.processes for limit in machine_limits(2)) >= settings.nodes * 2
+    refuse_too_many(settings)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from slipstream.measure.timing import FLOAT_BYTES, MAX_ROUNDS, MIN_ROUNDS, Bench, Operation
+from slipstream.measure.timing import FLOAT_BYTES, MIN_ROUNDS, Bench, Budget, Operation
 from slipstream.words import size as size_words
 
 CLOSE = 1.5
@@ -22,7 +22,6 @@ CLOSE = 1.5
 FAR = 2.0
 """What takes longer than so many times the best at a size is given up before a size is."""
 _LOOKS = 2
-_MOST_REPETITIONS = 10  # of one way on one size in one round
 
 _Entry = tuple[int, int]  # which way, and which size in bytes
 
@@ -40,8 +39,7 @@ class Contest:
         self._operations = operations
         self._bench = bench
         self._sizes = sizes
-        self._seconds = seconds
-        self._started = bench.clock()
+        self._budget = Budget(bench, seconds)
         self._looks: list[dict[int, list[float]]] = [{} for _ in operations]
 
     def run(self) -> list[dict[int, list[float]]]:
@@ -54,14 +52,10 @@ class Contest:
         found = [{size: [max(times)] for size, times in looks.items()} for looks in self._looks]
         for entry in close:
             found[entry[0]][entry[1]] = []
-        flat = self._tensor(max(size for _, size in close))
-        repetitions = self._repetitions(close, elapsed)
-        for number in range(1, MAX_ROUNDS + 1):
-            self._bench.tell(f"round {number} of at most {MAX_ROUNDS}")
-            before = elapsed
-            elapsed = self._round(flat, repetitions, found)
-            if number >= MIN_ROUNDS and elapsed + (elapsed - before) > self._seconds:
-                break
+        flat = self._bench.tensor(max(size for _, size in close))
+        estimates = {(way, size): min(self._looks[way][size]) for way, size in close}
+        repetitions = self._budget.repetitions(estimates, elapsed)
+        self._budget.rounds(elapsed, lambda: self._round(flat, repetitions, found))
         return found
 
     def _look(self) -> float:
@@ -69,12 +63,13 @@ class Contest:
         ways, elapsed = list(range(len(self._operations))), 0.0
         for size in self._sizes:
             if self._looks[0]:
-                ways = self._affordable(ways, size, self._seconds - elapsed)
+                ways = self._affordable(ways, size, self._budget.seconds - elapsed)
             if not ways:
                 break
             self._bench.tell(f"first look at {size_words(size)} by {len(ways)} ways")
-            flat = self._tensor(size)
-            shared, elapsed = self._shared([self._times(way, flat, _LOOKS) for way in ways])
+            flat = self._bench.tensor(size)
+            mine = [self._times(way, flat, _LOOKS) for way in ways]
+            shared, elapsed = self._budget.shared(mine)
             for way, times in zip(ways, shared, strict=True):
                 self._looks[way][size] = times
         return elapsed
@@ -116,17 +111,6 @@ class Contest:
             if min(times) <= CLOSE * best[size]
         ]
 
-    def _repetitions(self, close: Sequence[_Entry], elapsed: float) -> dict[_Entry, int]:
-        """How often each runs in a round: once, and up to 10 times where time is left."""
-        estimates = {(way, size): min(self._looks[way][size]) for way, size in close}
-        once = sum(estimates.values()) + max(estimates.values())
-        spare = ((self._seconds - elapsed) / MIN_ROUNDS - once) / len(estimates)
-        most = _MOST_REPETITIONS - 1
-        return {
-            entry: 1 + (max(0, int(spare / seconds)) if spare < most * seconds else most)
-            for entry, seconds in estimates.items()
-        }
-
     def _round(
         self,
         flat: torch.Tensor,
@@ -140,7 +124,7 @@ class Contest:
             self._times(way, flat[: size // FLOAT_BYTES], repetitions[way, size])
             for way, size in entries
         ]
-        shared, elapsed = self._shared(mine)
+        shared, elapsed = self._budget.shared(mine)
         for (way, size), times in zip(entries, shared, strict=True):
             found[way][size] += times
         return elapsed
@@ -148,16 +132,3 @@ class Contest:
     def _times(self, way: int, flat: torch.Tensor, repetitions: int) -> list[float]:
         doing = f"measuring {size_words(flat.numel() * FLOAT_BYTES)}"
         return self._bench.seconds(lambda: self._operations[way](flat), repetitions, doing)
-
-    def _shared(self, mine: list[list[float]]) -> tuple[list[list[float]], float]:
-        """Each repetition's seconds on its slowest rank; and what has passed on rank 0's clock."""
-        message = {"times": mine, "elapsed": self._bench.clock() - self._started}
-        everyone = self._bench.peers.gather(message, "comparing measurements")
-        slowest = [
-            [max(repetition) for repetition in zip(*ranks, strict=True)]
-            for ranks in zip(*(other["times"] for other in everyone), strict=True)
-        ]
-        return slowest, float(everyone[0]["elapsed"])
-
-    def _tensor(self, num_bytes: int) -> torch.Tensor:
-        return torch.zeros(num_bytes // FLOAT_BYTES, dtype=torch.float32, device=self._bench.device)

@@ -57,9 +57,7 @@ class MSTopK:
             return self._exact.select(values, k)
         k1, size1, k2, size2 = self._enclose(bits, k, total / n, most)
         start = drawn(self.seed, draw, (k2 - k1) - (k - k1) + 1)
-        indices, picked = np.empty(k, np.int32), np.empty(k, np.float32)
-        kernels.pick(array, bits, size1, k1, size2, start, indices, picked)
-        return Selection(torch.from_numpy(indices), torch.from_numpy(picked))
+        return kernels.selected(array, bits, k, sure=size1, num_sure=k1, least=size2, start=start)
 
     def _enclose(self, bits: Ints, k: int, mean: float, most: int) -> tuple[int, int, int, int]:
         """k1 <= k and k2 >= k, each with the magnitude (as bits) that so many elements reach."""

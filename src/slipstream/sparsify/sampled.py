@@ -56,9 +56,9 @@ class Sampled:
         if reaching > TOO_MANY * k or most >= kernels.INFINITE:
             return self._exact.select(values, k)
         start = drawn(self.seed, draw, reaching - k + 1)
-        indices, picked = np.empty(k, np.int32), np.empty(k, np.float32)
-        threshold_kernels.pick(array, bits, int(kernels.INFINITE), 0, size, start, indices, picked)
-        return Selection(torch.from_numpy(indices), torch.from_numpy(picked))
+        return threshold_kernels.selected(
+            array, bits, k, sure=int(kernels.INFINITE), num_sure=0, least=size, start=start
+        )
 
     def _threshold(self, bits: kernels.Ints, k: int, draw: int) -> int:
         """The magnitude that a share k / n of a regular sample reaches, as bits."""

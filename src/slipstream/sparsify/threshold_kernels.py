@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 from slipstream.sparsify.compiled import compiled
 from slipstream.sparsify.kernels import BLOCK, MAGNITUDE, Floats, Ints
+from slipstream.sparsify.selection import Selection
 
 STRETCH = 2**16
 """Elements that are counted in 32 bits, which is faster than in 64."""
@@ -80,3 +82,12 @@ def pick(
             picked[count] = values[begin + j]
             count += 1
     return count
+
+
+def selected(
+    values: Floats, bits: Ints, k: int, *, sure: int, num_sure: int, least: int, start: int
+) -> Selection:
+    """k elements as `pick` takes them."""
+    indices, picked = np.empty(k, np.int32), np.empty(k, np.float32)
+    pick(values, bits, sure, num_sure, least, start, indices, picked)
+    return Selection(torch.from_numpy(indices), torch.from_numpy(picked))

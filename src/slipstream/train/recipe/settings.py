@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from slipstream.plan.allowed import OWN_COLLECTIVES, unused
-from slipstream.wires import DENSE_WIRES, DenseWire, wires_of
+from slipstream.wires import DENSE_WIRES, DenseCollective, DenseWire, wires_of
 
 
 class Settings(BaseModel):
@@ -160,16 +160,7 @@ _Planner = Literal[
     "single",
     "fixed",
 ]
-_Collective = Literal[
-    "all",
-    "native",
-    "ring",
-    "halving_doubling",
-    "recursive_doubling",
-    "direct",
-    "hierarchical",
-    "torus",
-]
+_Collective = Literal["all", DenseCollective]
 
 
 class SyncSettings(Settings):
