@@ -15,7 +15,7 @@ another order; a step lasts as long as its slowest rank. A pair is one turn.
 "engine, at once" is no product: the same engine with each bucket handed to Gloo as soon as it is
 full, two under way at a time as with DDP, where the engine sends strictly one after the other so
 that a small bucket cannot overtake the one that the plan puts before it. It tells how much of the
-difference that rule is.
+difference that rule is; the processors' time of all ranks in a step tells how much is work.
 
 Memory: bytes that wrapping and three steps took from torch's allocator and that are still held
 after backward, compared exactly; against DDP as above, and against DDP with
@@ -208,20 +208,27 @@ class Contest:
             step()
         self.steps[name] = step
 
-    def run(self) -> dict[str, list[float]]:
-        """Seconds of every turn's step by variant, of the slowest rank."""
+    def run(self) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+        """By variant, for every turn's step: seconds of the slowest rank, and all processors'."""
         names = list(self.steps)
         seconds: dict[str, list[float]] = {name: [] for name in names}
+        work: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(self.settings["num_pairs"]):
             shift = turn % len(names)
             for name in names[shift:] + names[:shift]:
                 dist.barrier()
-                start = time.perf_counter()
+                start, busy = time.perf_counter(), time.process_time()
                 self.steps[name]()
                 seconds[name].append(time.perf_counter() - start)
+                work[name].append(time.process_time() - busy)
         slowest = torch.tensor([seconds[name] for name in names], dtype=torch.float64)
+        together = torch.tensor([work[name] for name in names], dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        return dict(zip(names, slowest.tolist(), strict=True))
+        dist.all_reduce(together)
+        return (
+            dict(zip(names, slowest.tolist(), strict=True)),
+            dict(zip(names, together.tolist(), strict=True)),
+        )
 
     def close(self) -> None:
         """Takes the engines off their models."""
@@ -235,8 +242,10 @@ def measure(rank: int, num_ranks: int, settings: dict[str, Any]) -> dict[str, An
     for case in settings["cases"]:
         contest = Contest(case, rank, num_ranks, settings)
         assert contest.plan is not None
+        seconds, work = contest.run()
         results[case] = {
-            "seconds": contest.run(),
+            "seconds": seconds,
+            "work_seconds": work,
             "gradient_bytes": contest.gradient_bytes,
             "bucket_bytes": [bucket.bytes for bucket in contest.plan.reduce],
         }
@@ -252,6 +261,10 @@ def evaluate(case: str, result: dict[str, Any]) -> tuple[list[Figure], dict[str,
     ratio = paired_ratio(seconds[ENGINE], seconds[baseline])
     at_once = paired_ratio(seconds[AT_ONCE], seconds[baseline])
     steps = ", ".join(f"{name} {value * 1e3:.0f} ms" for name, value in medians.items())
+    work = ", ".join(
+        f"{name} {statistics.median(values) * 1e3:.0f} ms"
+        for name, values in result["work_seconds"].items()
+    )
     buckets = ", ".join(f"{size / 2**20:.1f}" for size in result["bucket_bytes"])
     versus = f"{case}: engine / {baseline}"
     held = result["gradient_bytes"]
@@ -269,6 +282,7 @@ def evaluate(case: str, result: dict[str, Any]) -> tuple[list[Figure], dict[str,
         at_most(f"{versus}, median of {ratio.num_pairs} pairs", ratio.median, 1.01),
         at_most(f"{versus}, upper end of the interval", ratio.upper, 1.03),
         Figure(f"{versus}, lower end of the interval", f"{ratio.lower:.3f}"),
+        Figure(f"{case}: processors' time in a step, all ranks", work),
         Figure(
             f"{case}: engine, at once / {baseline}",
             f"{at_once.median:.3f} [{at_once.lower:.3f}, {at_once.upper:.3f}]",

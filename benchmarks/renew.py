@@ -33,8 +33,12 @@ SCRIPTS = (
     "lab_plans",
     "lab_collectives",
     "lab_joint",
+    "selection",
+    "lab_sparse",
     "reproduce_mgwfbp",
     "reproduce_four_minutes",
+    "reproduce_public_cloud",
+    "operators",
 )
 
 

@@ -24,8 +24,9 @@ def test_the_tables_on_the_page_are_what_the_code_gives() -> None:
 
 
 @pytest.mark.processes
-def test_the_tables_of_four_minutes_are_what_the_code_gives() -> None:
-    script = SCRIPT.with_name("reproduce_four_minutes.py")
+@pytest.mark.parametrize("page", ["four_minutes", "public_cloud"])
+def test_the_tables_of_other_pages_are_what_the_code_gives(page: str) -> None:
+    script = SCRIPT.with_name(f"reproduce_{page}.py")
     run = subprocess.run(
         [sys.executable, str(script), "--check"], capture_output=True, text=True, timeout=100
     )

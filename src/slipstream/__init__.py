@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from slipstream.cluster import Cluster
     from slipstream.errors import SlipstreamError
     from slipstream.plan import Bucket, Gradient, Plan
+    from slipstream.plan.sparsity import Sparsity
     from slipstream.sync import DDPHookState, ddp_hook
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ _HOME = {
     "GradientSync": "slipstream.auto",
     "Plan": "slipstream.plan",
     "SlipstreamError": "slipstream.errors",
+    "Sparsity": "slipstream.plan.sparsity",
     "ddp_hook": "slipstream.sync",
 }
 
@@ -37,6 +39,7 @@ __all__ = [
     "GradientSync",
     "Plan",
     "SlipstreamError",
+    "Sparsity",
     "ddp_hook",
 ]
 

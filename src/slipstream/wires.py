@@ -18,9 +18,12 @@ DenseCollective = Literal[
     "hierarchical",
     "torus",
 ]
-CollectiveName = Literal[DenseCollective, "hitopk", "naive_topk", "a2a_topk"]
+SparseCollective = Literal["hitopk", "naive_topk", "a2a_topk"]
+CollectiveName = Literal[DenseCollective, SparseCollective]
 DenseWire = Literal["float32", "bfloat16", "float16"]
 
+SPARSE_COLLECTIVES: tuple[SparseCollective, ...] = ("hitopk", "naive_topk", "a2a_topk")
+"""They send a share of the elements, a `Density`."""
 WIRE_BYTES: Mapping[DenseWire, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 DENSE_WIRES: Mapping[CollectiveName, tuple[DenseWire, ...]] = {
     "native": ("float32",),
@@ -45,6 +48,9 @@ class Density(Frozen):
 
     density: float = Field(gt=0, le=1)
     values: DenseWire
+
+    def __str__(self) -> str:
+        return f"{self.density:g} as {self.values}"
 
 
 Wire = DenseWire | Density

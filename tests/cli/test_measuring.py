@@ -90,7 +90,12 @@ def test_a_probe_shows_table_fits_and_links(
     asked: list[Measurement], capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = run(capfd, "probe", "--seconds", "3", "--output", "mine.json")
-    assert asked[0].wanted == {"seconds": 3.0, "collectives": [], "wires": ["float32"]}
+    assert asked[0].wanted == {
+        "seconds": 3.0,
+        "collectives": [],
+        "wires": ["float32"],
+        "sparse": [],
+    }
     assert "  1.00 MiB    4.00 ms     200 µs" in out
     assert "floor: max(1 ms, 3.81 ns/B); off by 0%" in out
     assert "two regimes: " in out and "line: " in out

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.costs import CostKey, Costs, Curve, Line, Table
+from slipstream.costs import Choice, CostKey, Costs, Curve, Line, Table
 from slipstream.errors import CostError, PlanError, TraceError
 from slipstream.plan import (
     PLANNER_NAMES,
@@ -20,6 +20,7 @@ from slipstream.plan import (
     plan_step,
     time_step,
 )
+from slipstream.plan.menu import Menu
 from slipstream.trace import Trace, parameters_sha256
 from steps import FOUR_NODES, costs_of, every_cut, forward_end, lines, step_of, steps
 
@@ -249,7 +250,10 @@ def test_what_a_planner_lacks_is_named() -> None:
 
 @given(steps(), lines)
 def test_bounds_name_what_limits(trace: Trace, line: Line) -> None:
-    kinds = {bound.kind: bound.step_seconds for bound in lower_bounds(trace, line)}
+    kinds = {
+        bound.kind: bound.step_seconds
+        for bound in lower_bounds(trace, Menu.plain([Choice("native", "float32", line)]))
+    }
     outside = trace.input_seconds + trace.forward_seconds + trace.update_seconds
     assert kinds["compute"] == pytest.approx(trace.compute_seconds)
     last = trace.backward_seconds + line.seconds(trace.gradients[-1].bytes)

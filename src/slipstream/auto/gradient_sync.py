@@ -19,6 +19,7 @@ from slipstream.cluster import Cluster
 from slipstream.comm.torch_comm import backend_of
 from slipstream.errors import PlanError
 from slipstream.plan import PLANNER_NAMES, PLANNERS, Plan, PlanHistory
+from slipstream.plan.sparsity import Sparsity
 from slipstream.sync.wrapping import device_of, gradients_in_reverse
 from slipstream.trace import parameters_sha256
 
@@ -115,6 +116,17 @@ class GradientSync(sync.GradientSync):
         if self._pilot is not None:
             self._pilot.close()
         super().close()
+
+    def set_sparsity(self, sparsity: Sparsity | None, reason: str = "") -> None:
+        """As that of `slipstream.sync.GradientSync`; auto then measures and plans anew."""
+        if self._auto is None:
+            super().set_sparsity(sparsity, reason)
+            return
+        self._resparsify(sparsity, reason)
+        if sparsity != self._auto.sparsity:
+            self._auto = self._auto.permitting(sparsity)
+            if self._pilot is not None and not self._keeper.has_future:
+                self._pilot.restart(self._auto)
 
     def _settings(self) -> list[Any]:
         if self._file is not None:

@@ -38,6 +38,7 @@ from slipstream.errors import (
 )
 from slipstream.measure import Profiler, probe_budgeted, ways_of
 from slipstream.measure.clocks import HostClock
+from slipstream.measure.probing import Way
 from slipstream.plan.halves import charged_bytes
 from slipstream.sync import GradientSync
 from slipstream.sync.planning import PlanKeeper
@@ -111,6 +112,12 @@ class Pilot:
                 next(self._course)
             except StopIteration:
                 self._course = None
+
+    def restart(self, settings: AutoSettings) -> None:
+        """Measures and plans anew, with other settings."""
+        self.close()
+        self._settings = settings
+        self._begin()
 
     def close(self) -> None:
         """Takes every hook off the model; safe to call twice."""
@@ -210,9 +217,12 @@ class Pilot:
         Of what buckets may use, and of what they use now: that is what a new plan is compared with.
         """
         around, settings = self._around, self._settings
-        ways = dict.fromkeys(ways_of(around.cluster, settings.collectives, settings.wires))
+        ways: dict[Way, None] = dict.fromkeys(
+            ways_of(around.cluster, settings.collectives, settings.wires)
+        )
+        if settings.sparsity is not None:
+            ways[settings.sparsity.collective, settings.sparsity.wire] = None
         for bucket in self._engine.plan.reduce:
-            assert isinstance(bucket.wire, str), "the engine has no sparse collectives"
             ways[bucket.collective, bucket.wire] = None
         spec = probe_budgeted(
             around.group,

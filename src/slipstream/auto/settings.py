@@ -15,6 +15,7 @@ from slipstream.costs import ClusterSpec, CostKey, Costs, Line, Operation
 from slipstream.errors import CostError, PlanError
 from slipstream.plan import PLANNER_NAMES, plan_step
 from slipstream.plan.allowed import HALF_WAY, OWN_COLLECTIVES, check_own
+from slipstream.plan.sparsity import Sparsity
 from slipstream.plan.ways import check_allowed
 from slipstream.trace import Trace, TraceGradient
 from slipstream.wires import DENSE_WIRES, WIRE_BYTES, CollectiveName, DenseWire
@@ -84,8 +85,12 @@ class AutoSettings:
         _check_names(self.planner_options, "allow", WIRE_BYTES)
         if "collectives" in self.planner_options:
             check_own(self.planner, self.planner_options["collectives"])
+        costs = _ITS_COSTS
+        if self.sparsity is not None:
+            way: CostKey = (self.sparsity.collective, "all_reduce", self.sparsity.wire)
+            costs = replace(costs, measured={**costs.measured, way: Line(1.0, 0.0)})
         try:
-            plan_step(self.planner, _A_STEP, _ITS_COSTS, **self.planner_options)
+            plan_step(self.planner, _A_STEP, costs, **self.planner_options)
         except CostError as error:
             raise PlanError(f"auto cannot plan with these options: {error}") from error
 
@@ -99,6 +104,9 @@ class AutoSettings:
         for name in self.collectives:
             check_collective(name, "float32", cluster)
             check_backend(name, backend, device_type)
+        if self.sparsity is not None:
+            check_collective(self.sparsity.collective, self.sparsity.wire, cluster)
+            check_backend(self.sparsity.collective, backend, device_type)
         if self.costs is None:
             return self
         costs = self.costs.at(cluster)
@@ -119,6 +127,18 @@ class AutoSettings:
         """What may travel."""
         named = HALF_WAY[1:] if self.gathers else self.planner_options.get("allow", ("float32",))
         return cast(Sequence[DenseWire], tuple(dict.fromkeys(named)))
+
+    @property
+    def sparsity(self) -> Sparsity | None:
+        """What may be sent sparsely."""
+        found = self.planner_options.get("sparsity")
+        if not (found is None or isinstance(found, Sparsity)):
+            raise PlanError(f"sparsity is {found!r}; it is a slipstream.Sparsity, or None.")
+        return found
+
+    def permitting(self, sparsity: Sparsity | None) -> Self:
+        """The same settings with other things that may be sent sparsely."""
+        return replace(self, planner_options={**self.planner_options, "sparsity": sparsity})
 
     def probe_budget_seconds(self, num_ways: int, step_seconds: float) -> float:
         """The time in which so many ways are probed, beside steps that take `step_seconds`.

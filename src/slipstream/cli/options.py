@@ -47,6 +47,23 @@ WireOption = Annotated[
     list[str] | None,
     typer.Option(help="What may travel: float32, bfloat16, float16; repeat.  [default: float32]"),
 ]
+DensityOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Large gradients may send only this share of their elements: 0.01.  [default: all]",
+    ),
+]
+SparseOption = Annotated[
+    str, typer.Option(metavar="NAME", help="By what then: hitopk, a2a_topk or naive_topk.")
+]
+ValuesOption = Annotated[
+    str, typer.Option(metavar="WIRE", help="As what those elements travel: float32, bfloat16, ...")
+]
+DenseOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PATTERN", help="Gradients to send in full all the same; repeat."),
+]
 JitterOption = Annotated[
     float, typer.Option(min=0, help="Spread of a rank's computation from step to step, as 0.05.")
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +14,13 @@ from slipstream.cli.options import (
     MOST_NODES,
     ClusterOption,
     CollectiveOption,
+    DenseOption,
+    DensityOption,
     OverwriteOption,
+    SparseOption,
     ToleranceOption,
     TraceOption,
+    ValuesOption,
     WireOption,
 )
 from slipstream.cli.output import print_document
@@ -33,6 +37,19 @@ _Nodes = Annotated[
     int | None,
     typer.Option(min=1, max=MOST_NODES, help="So many nodes instead of the cluster file's."),
 ]
+_Planner = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME[:OPTION=VALUE,...]",
+        help="optimal, pipelined, mgwfbp, four_minutes, ddp, fixed, single or wfbp.",
+    ),
+]
+_MaxBucketBytes = Annotated[
+    int | None, typer.Option(min=1, help="Limit of a bucket, for optimal and pipelined.")
+]
+_Json = Annotated[
+    bool, typer.Option("--json", help="Print plan and reasons as JSON, alone on stdout.")
+]
 _Output = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Write the plan for training to read.")
 ]
@@ -41,25 +58,19 @@ _Output = Annotated[
 def plan(
     trace: TraceOption,
     cluster: ClusterOption,
-    planner: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[:OPTION=VALUE,...]",
-            help="optimal, pipelined, mgwfbp, four_minutes, ddp, fixed, single or wfbp.",
-        ),
-    ] = "optimal",
+    planner: _Planner = "optimal",
     nodes: _Nodes = None,
     tolerance: ToleranceOption = 0.005,
-    max_bucket_bytes: Annotated[
-        int | None, typer.Option(min=1, help="Limit of a bucket, for optimal and pipelined.")
-    ] = None,
+    max_bucket_bytes: _MaxBucketBytes = None,
     collective: CollectiveOption = None,
     wire: WireOption = None,
+    density: DensityOption = None,
+    sparse: SparseOption = "hitopk",
+    values: ValuesOption = "float32",
+    dense: DenseOption = None,
     output: _Output = None,
     overwrite: OverwriteOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print plan and reasons as JSON, alone on stdout.")
-    ] = False,
+    as_json: _Json = False,
 ) -> None:
     """Plan the communication of a step, and explain the plan.
 
@@ -67,7 +78,13 @@ def plan(
     more merge would cost and, where there is a choice, which collective carries it and what the
     best other one would take; then the predicted step beside what no plan can beat.
     """
-    from slipstream.cli.predicting import allowed_of, formula_notes, read_costs, unused_notes
+    from slipstream.cli.predicting import (
+        allowed_of,
+        formula_notes,
+        read_costs,
+        sparsity_of,
+        unused_notes,
+    )
     from slipstream.outputs import check_output, write_output
     from slipstream.plan import explain
     from slipstream.simulate import PlannerChoice, Scenario, cluster_of, load_trace, simulate_step
@@ -79,8 +96,17 @@ def plan(
     costs = known if nodes is None else known.at(cluster_of(known, nodes))
     choice = PlannerChoice.parse(planner)
     allowed = allowed_of(tolerance, wire, collective, known, [choice.name], max_bucket_bytes)
+    sparsity = sparsity_of(density, sparse, values, dense, recorded)
+    allowed = replace(allowed, sparsity=sparsity)
     made = allowed.plan(choice, recorded, costs)
-    reasons = explain(made, recorded, costs, allow=allowed.wires, collectives=allowed.collectives)
+    reasons = explain(
+        made,
+        recorded,
+        costs,
+        allow=allowed.wires,
+        collectives=allowed.collectives,
+        sparsity=sparsity,
+    )
     if output is not None:
         write_output(output, made.to_json().encode(), "--output", overwrite=overwrite)
     notes = [

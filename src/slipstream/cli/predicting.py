@@ -13,13 +13,14 @@ from slipstream.costs import ClusterSpec, Costs, Operation, Wire
 from slipstream.errors import PlanError
 from slipstream.plan import Bucket, Plan, explain
 from slipstream.plan.allowed import check_own, in_words, unused
+from slipstream.plan.sparsity import Sparsity
 from slipstream.plan.ways import check_allowed
 from slipstream.simulate import Allowed, Scenario, Variation, cluster_of
 from slipstream.trace import Trace, parameters_sha256
-from slipstream.wires import DENSE_WIRES, wires_of
+from slipstream.wires import DENSE_WIRES, DenseWire, wires_of
 from slipstream.words import counted
 
-_WIRES: dict[str, Wire] = {
+_WIRES: dict[str, DenseWire] = {
     "float32": "float32",
     "bfloat16": "bfloat16",
     "float16": "float16",
@@ -135,6 +136,35 @@ def allowed_of(
         collectives=asked or measured,
         max_bucket_bytes=max_bucket_bytes,
     )
+
+
+def sparsity_of(
+    density: float | None,
+    collective: str,
+    values: str,
+    dense: Sequence[str] | None,
+    trace: Trace,
+) -> Sparsity | None:
+    """What may be sent sparsely; nothing where no density is given.
+
+    Raises typer's BadParameter for wires that there are not, for patterns that match nothing, and
+    where anything else is said of what is not sent sparsely; PlanError for other values.
+    """
+    if density is None:
+        if dense:
+            raise typer.BadParameter("--dense exempts gradients from --density, which is not given")
+        return None
+    if values not in _WIRES:
+        raise typer.BadParameter(f"there is no wire {values!r}; there are {', '.join(_WIRES)}")
+    found = Sparsity(
+        density=density,
+        values=_WIRES[values],
+        collective=collective,  # type: ignore[arg-type]  # it checks
+        dense=tuple(dense or ()),
+    )
+    for pattern in found.unmatched([gradient.name for gradient in trace.gradients]):
+        raise typer.BadParameter(f"--dense {pattern!r} matches no gradient of {trace.model}")
+    return found
 
 
 def unused_notes(wires: Sequence[str] | None, collectives: Sequence[str] | None) -> list[str]:

@@ -8,10 +8,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli.options import LONGEST_SECONDS, NodesOption, OverwriteOption
+from slipstream.cli.options import (
+    LONGEST_SECONDS,
+    NodesOption,
+    OverwriteOption,
+    SparseOption,
+    ValuesOption,
+)
 
 if TYPE_CHECKING:
     from slipstream.costs import ClusterSpec
+
+
+_Collectives = Annotated[
+    list[str] | None,
+    typer.Option(help="What to measure; repeat for several.  [default: all that work here]"),
+]
+_Wires = Annotated[
+    list[str] | None,
+    typer.Option(help="With what travelling: float32, bfloat16, float16.  [default: float32]"),
+]
+_Densities = Annotated[
+    list[float] | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Measure sparse sums, too, that send this share of the elements; repeat.",
+    ),
+]
 
 
 def probe(
@@ -27,14 +50,11 @@ def probe(
             help="About how long it may take; large sizes may drop out.",
         ),
     ] = 60.0,
-    collective: Annotated[
-        list[str] | None,
-        typer.Option(help="What to measure; repeat for several.  [default: all that work here]"),
-    ] = None,
-    wire: Annotated[
-        list[str] | None,
-        typer.Option(help="With what travelling: float32, bfloat16, float16.  [default: float32]"),
-    ] = None,
+    collective: _Collectives = None,
+    wire: _Wires = None,
+    density: _Densities = None,
+    sparse: SparseOption = "hitopk",
+    values: ValuesOption = "float32",
     output: Annotated[Path, typer.Option(help="The cluster file to write.")] = Path("cluster.json"),
     overwrite: OverwriteOption = False,
     as_json: Annotated[
@@ -50,16 +70,25 @@ def probe(
     from slipstream.costs import ClusterSpec
     from slipstream.train.launch.measure import PROBE
     from slipstream.train.recipe import load_recipe
-    from slipstream.wires import DENSE_WIRES, WIRE_BYTES
+    from slipstream.wires import DENSE_WIRES, SPARSE_COLLECTIVES, WIRE_BYTES
 
     _check_names(collective or (), DENSE_WIRES, "collective")
-    _check_names(wire or (), WIRE_BYTES, "wire")
+    _check_names([*(wire or ()), values], WIRE_BYTES, "wire")
+    _check_names([sparse], SPARSE_COLLECTIVES, "sparse collective")
+    for share in density or ():
+        if not 0 < share <= 1:
+            raise typer.BadParameter(f"--density {share}: a density is above 0 and at most 1")
     # No training: of the recipe only the number of ranks and the limits of waits are used.
     spec = measure(
         ClusterSpec,
         PROBE,
         load_recipe("digits"),
-        {"seconds": seconds, "collectives": collective or [], "wires": wire or ["float32"]},
+        {
+            "seconds": seconds,
+            "collectives": collective or [],
+            "wires": wire or ["float32"],
+            "sparse": [[sparse, share, values] for share in density or ()],
+        },
         nodes=nodes,
         per_node=per_node,
         output=output,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +14,18 @@ import typer
 from slipstream.cli.options import (
     ClusterOption,
     CollectiveOption,
+    DenseOption,
+    DensityOption,
     JitterOption,
     NetworkJitterOption,
     OverwriteOption,
     SeedOption,
+    SparseOption,
     StepsOption,
     StragglersOption,
     ToleranceOption,
     TraceOption,
+    ValuesOption,
     WireOption,
 )
 from slipstream.cli.output import print_document
@@ -42,6 +46,16 @@ _Planners = Annotated[
 _Plot = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Plot step and efficiency: .svg or .png.")
 ]
+_Nodes = Annotated[
+    str | None,
+    typer.Option(metavar="N,N,...", help="Numbers of nodes.  [default: the cluster file's]"),
+]
+_Plan = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Simulate this plan and no planner.")
+]
+_Json = Annotated[
+    bool, typer.Option("--json", help="Print the rows as JSON, alone on standard output.")
+]
 _Timeline = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the steps on the most nodes for Perfetto."),
@@ -51,17 +65,16 @@ _Timeline = Annotated[
 def simulate(
     trace: TraceOption,
     cluster: ClusterOption,
-    nodes: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,...", help="Numbers of nodes.  [default: the cluster file's]"),
-    ] = None,
+    nodes: _Nodes = None,
     planner: _Planners = None,
-    plan: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Simulate this plan and no planner.")
-    ] = None,
+    plan: _Plan = None,
     tolerance: ToleranceOption = 0.005,
     collective: CollectiveOption = None,
     wire: WireOption = None,
+    density: DensityOption = None,
+    sparse: SparseOption = "hitopk",
+    values: ValuesOption = "float32",
+    dense: DenseOption = None,
     jitter: JitterOption = 0.0,
     stragglers: StragglersOption = "0",
     network_jitter: NetworkJitterOption = 0.0,
@@ -70,9 +83,7 @@ def simulate(
     plot: _Plot = None,
     timeline: _Timeline = None,
     overwrite: OverwriteOption = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the rows as JSON, alone on standard output.")
-    ] = False,
+    as_json: _Json = False,
 ) -> None:
     """Predict step time, speed-up and scaling efficiency, planner by planner.
 
@@ -83,6 +94,7 @@ def simulate(
         allowed_of,
         formula_notes,
         read_costs,
+        sparsity_of,
         unused_notes,
         variation_of,
     )
@@ -96,6 +108,7 @@ def simulate(
     recorded, costs = load_trace(trace), read_costs(cluster)
     names = [PlannerChoice.parse(text).name for text in planner or ()]
     allowed = allowed_of(tolerance, wire, collective, costs, names)
+    allowed = replace(allowed, sparsity=sparsity_of(density, sparse, values, dense, recorded))
     found = _scenarios(recorded, costs, nodes, planner, plan, allowed)
     rows = [scenario.row(recorded, variation) for scenario in found]
     notes = [*recorded.warnings(), *unused_notes(wire, collective), *formula_notes(costs, found)]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from slipstream.wires import DenseWire
+from slipstream.wires import Wire
 
 
 class Collective(Protocol):
@@ -21,8 +21,12 @@ class Collective(Protocol):
     """
 
     name: str
-    wire: DenseWire
     layout_invariant: bool
+
+    @property
+    def wire(self) -> Wire:
+        """What travels."""
+        ...
 
     def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """Replaces `flat` (1-D, contiguous, floating point, mutated) by its sum over the ranks.

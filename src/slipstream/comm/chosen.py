@@ -12,10 +12,11 @@ from slipstream.comm.flat import ALGORITHMS, Flat
 from slipstream.comm.native import Native
 from slipstream.comm.nodes import Hierarchical, Torus
 from slipstream.comm.pieces import PIECES
+from slipstream.comm.sparse import TopK
 from slipstream.comm.subgroups import Make, Subgroups
 from slipstream.comm.torch_comm import backend_of
 from slipstream.errors import PlanError
-from slipstream.wires import DENSE_WIRES, Wire, wires_of
+from slipstream.wires import DENSE_WIRES, SPARSE_COLLECTIVES, Wire, wires_of
 
 
 class Collectives:
@@ -46,7 +47,7 @@ class Collectives:
             self._subgroups = Subgroups(group, self._device, make)
 
     def get(self, name: str = "native", wire: Wire = "float32") -> Collective:
-        """Raises PlanError for what there is not, here or with this group's backend.
+        """A dense collective. Raises PlanError for what there is not, here or with this backend.
 
         Raises RankFailure when a rank does not come to make a group with the others.
         """
@@ -54,6 +55,19 @@ class Collectives:
             check(name, wire, self._cluster)
             self._made[name, wire] = self._make(name, wire)
         return self._made[name, wire]
+
+    def for_bucket(self, name: str, wire: Wire, numel: int) -> Collective:
+        """As `get`, for a bucket with so many elements of gradients: a sparse one keeps residuals.
+
+        On a single rank everything stays in place, whatever the wire.
+        """
+        if isinstance(wire, str):
+            return self.get(name, wire)
+        check(name, wire, self._cluster)
+        if self._group is None or self._group.size() == 1:
+            return Alone()
+        check_backend(name, backend_of(self._group, self._device), self._device.type)
+        return TopK(name, self._group, self._cluster, numel, wire, can_undo=True)
 
     def close(self) -> None:
         """Ends the groups that were made here; nothing may be under way in them."""
@@ -80,9 +94,15 @@ class Collectives:
 
 def check(name: str, wire: Wire, cluster: Cluster) -> None:
     """Raises PlanError for a collective that there is not, or not with this wire or cluster."""
+    if name in SPARSE_COLLECTIVES:
+        _check_sparse(name, wire, cluster)
+        return
     wires = wires_of(name)
     if not wires:
-        raise PlanError(f"The engine has no collective {name!r}; it has {', '.join(DENSE_WIRES)}.")
+        raise PlanError(
+            f"The engine has no collective {name!r}; it has {', '.join(DENSE_WIRES)}, and sparse "
+            f"ones: {', '.join(SPARSE_COLLECTIVES)}."
+        )
     if wire not in wires:
         raise PlanError(
             f"The collective {name!r} sends {' or '.join(wires)}, not {wire!r}; plan with one of "
@@ -95,10 +115,28 @@ def check(name: str, wire: Wire, cluster: Cluster) -> None:
         )
 
 
+def _check_sparse(name: str, wire: Wire, cluster: Cluster) -> None:
+    if isinstance(wire, str):
+        raise PlanError(
+            f"The collective {name!r} sends a share of the elements, not all of them as {wire}; "
+            "give its wire a density, or plan another collective."
+        )
+    if name != "naive_topk" and len(set(cluster.ranks_per_node)) > 1:
+        raise PlanError(
+            f"{name} needs as many ranks on every node, and there are {cluster}; plan with "
+            "naive_topk, or with a dense collective."
+        )
+
+
 def check_backend(name: str, backend: str, device_type: str) -> None:
     """Raises PlanError for a collective that there is not with this backend on such a device."""
     if name == "native" or (backend == "gloo" and device_type == "cpu"):
         return
+    if name in SPARSE_COLLECTIVES:
+        raise PlanError(
+            f"The collective {name!r} exists over Gloo on CPUs, and this group has {backend} on "
+            f"{device_type}; plan with a dense one."
+        )
     if backend != "nccl":
         raise PlanError(
             f"The collective {name!r} exists over Gloo on CPUs and over NCCL on GPUs, and this "

@@ -16,10 +16,9 @@ from slipstream.cluster import Cluster
 from slipstream.costs.curves import Curve, Line, Table
 from slipstream.documents import MAX_SECONDS, Document, Frozen, Measured
 from slipstream.errors import CostError, SlipstreamError
-from slipstream.wires import CollectiveName, Density, Wire
+from slipstream.wires import SPARSE_COLLECTIVES, CollectiveName, Density, Wire
 
 Operation = Literal["all_reduce", "reduce_scatter", "all_gather"]
-_SPARSE = ("hitopk", "naive_topk", "a2a_topk")
 _PerByte = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Positive = Annotated[float, Field(gt=0, le=MAX_SECONDS, allow_inf_nan=False)]
 _Bytes = Annotated[int, Field(ge=1, le=2**50)]
@@ -36,10 +35,15 @@ class Link(Frozen):
 
 
 class Links(Frozen):
-    """intra: between ranks of a node. inter: one network card a node, shared by its ranks."""
+    """intra: between ranks of a node. inter: one network card a node, shared by its ranks.
+
+    select_seconds_per_byte: in which a rank selects from a byte of gradient and adds its residual,
+    for sparse collectives; by default what a CPU core takes (`benchmarks/selection.py`).
+    """
 
     intra: Link | None = None
     inter: Link | None = None
+    select_seconds_per_byte: _PerByte = 5e-10
 
 
 class MeasuredCost(Frozen):
@@ -56,7 +60,7 @@ class MeasuredCost(Frozen):
     @model_validator(mode="after")
     def _is_a_line_or_a_table(self) -> Self:
         line = (self.startup_seconds, self.seconds_per_byte)
-        if (self.collective in _SPARSE) != isinstance(self.wire, Density):
+        if (self.collective in SPARSE_COLLECTIVES) != isinstance(self.wire, Density):
             raise ValueError("a sparse collective has a density as its wire, and no other has")
         if self.points is None:
             if None in line or self.spread_seconds is not None:

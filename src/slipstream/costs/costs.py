@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.cluster import Cluster
 from slipstream.costs.cluster_file import ClusterSpec, Links, Operation
 from slipstream.costs.curves import Curve
-from slipstream.costs.formulas import ALL_REDUCES, ring
+from slipstream.costs.formulas import ALL_REDUCES, SPARSE_SUMS, ring
 from slipstream.errors import CostError
 from slipstream.wires import WIRE_BYTES, Wire, wires_of
 
@@ -68,8 +68,8 @@ class Costs:
         if measured is not None:
             return measured
         what = f"{operation} by {collective!r} with wire {wire!r}"
-        by_formula = ALL_REDUCES if operation == "all_reduce" else _HALVES_BY_FORMULA
-        if collective not in by_formula or not isinstance(wire, str):
+        by_formula = _by_formula(operation, wire)
+        if collective not in by_formula:
             known = ", ".join(sorted({name for name, _, _ in self.measured})) or "none"
             raise CostError(
                 f"Nobody has measured {what} (measured collectives: {known}); measure it with "
@@ -80,6 +80,8 @@ class Costs:
                 f"Nobody has measured {what}, and the cluster's `links` that could tell are "
                 "missing; measure it with `slipstream probe`, or add `links` to the cluster file."
             )
+        if not isinstance(wire, str):
+            return SPARSE_SUMS[collective](self.links, self.cluster, wire)
         share = WIRE_BYTES[wire] / WIRE_BYTES["float32"]
         if operation == "all_reduce":
             return ALL_REDUCES[collective](self.links, self.cluster, share)
@@ -134,3 +136,10 @@ class Costs:
                 "takes `links` in the cluster file."
             )
         return Costs(cluster, {}, self.links)
+
+
+def _by_formula(operation: Operation, wire: Wire) -> Container[str]:
+    """The collectives whose costs follow from links."""
+    if not isinstance(wire, str):
+        return SPARSE_SUMS if operation == "all_reduce" else ()
+    return ALL_REDUCES if operation == "all_reduce" else _HALVES_BY_FORMULA

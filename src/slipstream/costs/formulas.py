@@ -18,6 +18,16 @@ that a rank sends inside its node and a node's card sends for all ranks of the n
     hierarchical        2 rounds in the node, with all bytes of k-1 ranks; a ring over nodes
     torus               2 rounds in the node, 2 across, each with its row; the stages' times add up,
                         although chunks overlap them
+
+and of the sparse ones (HiTopKComm: Shi et al., MLSys 2021), that send a share rho of the elements
+as values of s bytes with indices of 4, so q = rho (s+4)/4 bytes for each byte in memory:
+
+    hitopk              2 rounds in the node, the second with what is smaller of a row and its m
+                        selections; one across, in which a card sends (m-1) q
+    naive_topk          a ring over all ranks, in which each sends (N-1) q
+    a2a_topk            as hitopk, with 2 rounds across, in which a card sends 2 (m-1)/m q
+
+and the time in which a rank selects from its row (naive_topk: from everything).
 """
 
 from __future__ import annotations
@@ -29,6 +39,7 @@ from slipstream.cluster import Cluster
 from slipstream.costs.cluster_file import Link, Links, Operation
 from slipstream.costs.curves import Line
 from slipstream.errors import CostError
+from slipstream.wires import WIRE_BYTES, Density
 
 _FREE = Link(latency_seconds=0.0, seconds_per_byte=0.0)
 
@@ -152,6 +163,73 @@ ALL_REDUCES: Mapping[str, Callable[[Links, Cluster, float], Line]] = {
     "torus": torus,
 }
 """The line of an all-reduce, from links, cluster and the share of bytes that travel."""
+
+
+def hitopk(links: Links, cluster: Cluster, wire: Density) -> Line:
+    """A sparse all-reduce of rows across nodes. Raises CostError where nodes differ in size."""
+    return _of_rows(links, cluster, wire, rounds=1, share=cluster.nodes - 1)
+
+
+def a2a_topk(links: Links, cluster: Cluster, wire: Density) -> Line:
+    """As `hitopk`, with a round to the owner of each part of a row before the one to all."""
+    share = 2 * (cluster.nodes - 1) / cluster.nodes
+    return _of_rows(links, cluster, wire, rounds=2, share=share)
+
+
+def naive_topk(links: Links, cluster: Cluster, wire: Density) -> Line:
+    """All ranks' selections around a ring over all ranks."""
+    others = cluster.world_size - 1
+    if others == 0:
+        return Line(0.0, 0.0)
+    link = slowest_link(links, cluster)
+    return Line(
+        startup_seconds=others * link.latency_seconds,
+        seconds_per_byte=others * _selected(wire) * link.seconds_per_byte
+        + links.select_seconds_per_byte,
+    )
+
+
+def _of_rows(links: Links, cluster: Cluster, wire: Density, *, rounds: int, share: float) -> Line:
+    """share: bytes that a card sends for each selected one."""
+    if len(set(cluster.ranks_per_node)) > 1:
+        raise CostError(
+            f"hitopk and a2a_topk need as many ranks on every node, and there are {cluster}."
+        )
+    intra, inter = _used(links, cluster)
+    ranks = cluster.ranks_per_node[0]
+    inside, selected = (ranks - 1) / ranks, _selected(wire)
+    gathered = inside * min(1.0, cluster.nodes * selected)
+    return Line(
+        startup_seconds=2 * intra.latency_seconds + rounds * inter.latency_seconds,
+        seconds_per_byte=(inside + gathered) * intra.seconds_per_byte
+        + share * selected * inter.seconds_per_byte
+        + inside * _gamma(intra, inter)
+        + links.select_seconds_per_byte / ranks,
+    )
+
+
+def _selected(wire: Density) -> float:
+    """Bytes of a selection for each byte of float32 gradient."""
+    return wire.density * (WIRE_BYTES[wire.values] + 4) / 4
+
+
+SPARSE_SUMS: Mapping[str, Callable[[Links, Cluster, Density], Line]] = {
+    "hitopk": hitopk,
+    "naive_topk": naive_topk,
+    "a2a_topk": a2a_topk,
+}
+"""The line of a sparse all-reduce, per byte of the bucket in memory."""
+
+
+def break_even_density(cluster: Cluster, values: str = "float32") -> float:
+    """Above this density hitopk's bytes between nodes are more than those of a dense torus.
+
+    2s / (m (s+4)) with values of s bytes on m nodes: it shrinks as nodes are added, since what all
+    nodes have selected reaches all others. Infinite on a single node, where nothing is between.
+    """
+    size = WIRE_BYTES[values]  # type: ignore[index]
+    nodes = cluster.nodes
+    return 2 * size / (nodes * (size + 4)) if nodes > 1 else float("inf")
 
 
 def _used(links: Links, cluster: Cluster) -> tuple[Link, Link]:

@@ -23,17 +23,18 @@ from slipstream.errors import CostError, PlanError, RanksDiffer
 from slipstream.measure.contest import Contest
 from slipstream.measure.halves import GatherHalf, ScatterHalf
 from slipstream.measure.links import measure_links
+from slipstream.measure.sparse import SparseSum
 from slipstream.measure.spread import median_and_spread
 from slipstream.measure.timing import FLOAT_BYTES, Bench, Sweep
-from slipstream.wires import DENSE_WIRES, CollectiveName, DenseWire
+from slipstream.wires import DENSE_WIRES, CollectiveName, DenseWire, Wire
 from slipstream.words import size as size_words
 
 SIZES = tuple(2**power for power in range(10, 29))
 """1 KiB to 256 MiB, doubling."""
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather")
 """What can be measured: all-reduces, and the two halves of which pipelined plans consist."""
-Way = tuple[CollectiveName, DenseWire]
-"""A collective and what it sends."""
+Way = tuple[CollectiveName, Wire]
+"""A collective and what it sends, all elements or a share of them."""
 NATIVE: tuple[Way, ...] = (("native", "float32"),)
 _LINK_SHARE = 0.2
 _LARGEST_MESSAGE_BYTES = 4 * 2**20
@@ -130,7 +131,7 @@ def _bench(
         "sizes": list(asked.sizes),
         "seconds": asked.seconds,
         "operations": list(asked.operations),
-        "collectives": [list(way) for way in asked.ways],
+        "collectives": [[name, str(wire)] for name, wire in asked.ways],
         "thoroughness": asked.thorough,
         "ranks of each node": list(cluster.ranks_per_node),
         "device type": (device or torch.device("cpu")).type,
@@ -216,7 +217,7 @@ def _costs(
         for operation, share in zip(asked.operations, shares, strict=True):  # as the bytes
             left = seconds * share / sum(shares)
             if operation == "all_reduce":
-                runs = [collectives.get(*way).sum_ for way in ways]
+                runs = [_run_of(collectives, way, group.size()) for way in ways]
                 found += _all_reduces(runs, bench, asked, left)
             else:
                 half = ScatterHalf if operation == "reduce_scatter" else GatherHalf
@@ -226,6 +227,13 @@ def _costs(
     finally:
         collectives.close()
     return tuple(found)
+
+
+def _run_of(collectives: Collectives, way: Way, ranks: int) -> Callable[[torch.Tensor], None]:
+    name, wire = way
+    if isinstance(wire, str):
+        return collectives.get(name, wire).sum_
+    return SparseSum(collectives, name, wire, ranks)
 
 
 def _all_reduces(

@@ -1,8 +1,9 @@
 """The planners that look at sizes only: what stock data parallelism and the classics do.
 
 Each takes gradients in the order in which they become ready and returns buckets in launch order.
-Every dtype is a lane of its own, because a bucket has one dtype; lanes are planned independently
-and their buckets launch in the order in which their last gradients become ready.
+Every dtype is a lane of its own, because a bucket has one dtype, and so are gradients that may be
+sent sparsely; lanes are planned independently and their buckets launch in the order in which their
+last gradients become ready.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from slipstream.errors import PlanError
 from slipstream.plan.model import Bucket, Gradient, Plan, parameters_sha256
+from slipstream.plan.sparsity import Sparsity
 
 MIB = 2**20
 Lane = list[Gradient]
@@ -76,11 +78,19 @@ PLANNERS: dict[str, Callable[..., list[Lane]]] = {
 }
 
 
-def plan_buckets(planner: str, gradients: Sequence[Gradient], /, **options: Any) -> Plan:
+def plan_buckets(
+    planner: str,
+    gradients: Sequence[Gradient],
+    /,
+    *,
+    sparsity: Sparsity | None = None,
+    **options: Any,
+) -> Plan:
     """A plan by the named planner.
 
     gradients: in the order in which they become ready; options: the planner's own, such as
-    `cap_bytes`. Raises PlanError for an unknown planner, an option it lacks, or a limit below 1.
+    `cap_bytes`. sparsity: what it allows is sent sparsely, in buckets of their own. Raises
+    PlanError for an unknown planner, an option it lacks, or a limit below 1.
     """
     if planner not in PLANNERS:
         known = ", ".join(PLANNERS)
@@ -95,24 +105,37 @@ def plan_buckets(planner: str, gradients: Sequence[Gradient], /, **options: Any)
         is_whole = isinstance(limit, int) and not isinstance(limit, bool)
         if limit is not None and not (is_whole and limit >= 1):
             raise PlanError(f"{option} is {limit}; a bucket's limit is 1 byte or more, in digits.")
-    buckets = [bucket for lane in _lanes(gradients) for bucket in cut(lane, **options)]
+    buckets = [
+        (bucket, sparse)
+        for (_, sparse), lane in _lanes(gradients, sparsity).items()
+        for bucket in cut(lane, **options)
+    ]
     position = {gradient.name: index for index, gradient in enumerate(gradients)}
-    buckets.sort(key=lambda bucket: max(position[gradient.name] for gradient in bucket))
+    buckets.sort(key=lambda bucket: max(position[gradient.name] for gradient in bucket[0]))
     return Plan(
         planner=planner,
         parameters_sha256=parameters_sha256(gradients),
         reduce=tuple(
-            Bucket(gradients=tuple(g.name for g in bucket), bytes=_bytes(bucket))
-            for bucket in buckets
+            Bucket(
+                gradients=tuple(g.name for g in bucket),
+                bytes=_bytes(bucket),
+                collective=sparse.collective if sparse else "native",
+                wire=sparse.wire if sparse else "float32",
+            )
+            for bucket, sparse in buckets
         ),
     )
 
 
-def _lanes(gradients: Sequence[Gradient]) -> list[Lane]:
-    lanes: dict[str, Lane] = {}
+def _lanes(
+    gradients: Sequence[Gradient], sparsity: Sparsity | None
+) -> dict[tuple[str, Sparsity | None], Lane]:
+    """By dtype, and by whether they are sent sparsely."""
+    lanes: dict[tuple[str, Sparsity | None], Lane] = {}
     for gradient in gradients:
-        lanes.setdefault(gradient.dtype, []).append(gradient)
-    return list(lanes.values())
+        sparse = sparsity if sparsity is not None and sparsity.allows(gradient) else None
+        lanes.setdefault((gradient.dtype, sparse), []).append(gradient)
+    return lanes
 
 
 def _bytes(bucket: Iterable[Gradient]) -> int:

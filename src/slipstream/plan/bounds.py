@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slipstream.costs import Curve
 from slipstream.plan.halves import Half, backward_half, forward_half
+from slipstream.plan.menu import Menu
 from slipstream.trace import Trace
 
 
@@ -26,10 +26,10 @@ class LowerBound:
     reason: str
 
 
-def lower_bounds(trace: Trace, reduce: Curve, gather: Curve | None = None) -> list[LowerBound]:
+def lower_bounds(trace: Trace, reduce: Menu, gather: Menu | None = None) -> list[LowerBound]:
     """The bounds of a step whose update waits for the averages, or of a pipelined one.
 
-    reduce, gather: the least cost of the allowed collectives, gather only for pipelined plans.
+    reduce, gather: the ways that are allowed, gather only for pipelined plans.
     Raises TraceError where a pipelined plan is asked for and the trace lacks needed_seconds.
     """
     half = backward_half(trace)
@@ -52,16 +52,24 @@ def lower_bounds(trace: Trace, reduce: Curve, gather: Curve | None = None) -> li
     ]
 
 
-def _after_last(half: Half, curve: Curve) -> float:
+def _after_last(half: Half, menu: Menu) -> float:
     """The last gradient becomes ready, then the cheapest bucket that can hold it travels."""
-    dtype = half.gradients[-1].dtype
-    lane = [size for g, size in zip(half.gradients, half.charged, strict=True) if g.dtype == dtype]
-    least = float(curve.seconds_of(np.cumsum(lane[::-1])).min())
+    # in a bucket of its own lane, or with everything of its dtype where all of it is sent in full
+    least = min(_cheapest_tail(half, each) for each in (menu, Menu(menu.dense)))
     return max(half.floor_seconds, half.ready_seconds[-1] + least)
 
 
-def _all_bytes(half: Half, curve: Curve) -> float:
+def _cheapest_tail(half: Half, menu: Menu) -> float:
+    """The seconds of the cheapest bucket of the last gradients of a lane."""
+    key = menu.lane_of(half.gradients[-1])
+    lane = [half.charged[at] for at in menu.lanes(half.gradients)[key]]
+    return float(menu.curve_of(key).seconds_of(np.cumsum(lane[::-1])).min())
+
+
+def _all_bytes(half: Half, menu: Menu) -> float:
     """The first gradient becomes ready, then all bytes travel at the best rate of any bucket."""
-    total = sum(half.charged)
-    least = total * curve.least_seconds_per_byte(total) if total else 0.0
+    total, least = sum(half.charged), 0.0
+    for key, lane in menu.lanes(half.gradients).items() if total else ():
+        rate = menu.curve_of(key).least_seconds_per_byte(total)
+        least += rate * sum(half.charged[at] for at in lane)
     return max(half.floor_seconds, half.ready_seconds[0] + least)

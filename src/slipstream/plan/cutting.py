@@ -1,17 +1,20 @@
 """From a half of the step to its buckets: dtypes apart, one planner's cuts, the cheapest ways.
 
-A bucket has one dtype, so every dtype is a lane. The lane with the most bytes is cut by the
-planner; each other lane is one bucket (or as few as `max_bytes` allows), which stands where its
-last gradient becomes ready.
+A bucket has one dtype, and its gradients may go the same ways, so every such kind is a lane (see
+`menu.py`). The lane that takes the channel longest is cut by the planner; each other lane is one
+bucket (or as few as `max_bytes` allows), which stands where its last gradient becomes ready. Where
+some gradients may be sent sparsely neither lane is small: each is cut in its turn, twice, with the
+buckets of the other one as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from slipstream.costs import Choice, Curve, least_of
+from slipstream.costs import Curve
 from slipstream.plan.halves import Half, charged_bytes
 from slipstream.plan.lane import Cuts, Lane, Other
+from slipstream.plan.menu import Menu
 from slipstream.plan.model import Bucket
 from slipstream.trace import ITEM_BYTES, TraceGradient
 
@@ -19,42 +22,45 @@ Cutter = Callable[[Lane], Cuts]
 
 
 def cut_half(
-    half: Half, choices: Sequence[Choice], cutter: Cutter, max_bytes: int | None = None
+    half: Half, menu: Menu, cutter: Cutter, max_bytes: int | None = None
 ) -> list[list[TraceGradient]]:
     """The buckets of a half in the order of their last gradients; max_bytes: of one, in memory."""
-    curve = least_of([choice.curve for choice in choices])
-    lanes: dict[str, list[int]] = {}
-    for position, gradient in enumerate(half.gradients):
-        lanes.setdefault(gradient.dtype, []).append(position)
-    main = max(lanes.values(), key=lambda lane: sum(half.gradients[at].bytes for at in lane))
-    whole = [
-        bucket
-        for lane in lanes.values()
-        if lane is not main
-        for bucket in _within(lane, half, max_bytes)
-    ]
-    whole.sort(key=lambda bucket: bucket[-1])
-    lane = _lane(main, whole, half, curve, max_bytes)
-    start, buckets = 0, whole
-    for cut in cutter(lane):
-        buckets.append(main[start:cut])
-        start = cut
-    buckets.sort(key=lambda bucket: bucket[-1])
-    return [[half.gradients[at] for at in bucket] for bucket in buckets]
+    lanes = menu.lanes(half.gradients)
+    seconds = {
+        key: menu.curve_of(key).seconds(sum(half.charged[at] for at in lane))
+        for key, lane in lanes.items()
+    }
+    order = sorted(lanes, key=lambda key: -seconds[key])
+    found = {key: _within(lane, half, max_bytes) for key, lane in lanes.items()}
+    for key in [*order, *order] if menu.sparse else order[:1]:
+        others = [
+            (bucket, menu.curve_of(other))
+            for other, buckets in found.items()
+            if other != key
+            for bucket in buckets
+        ]
+        others.sort(key=lambda other: other[0][-1])
+        start, buckets = 0, []
+        for cut in cutter(_lane(lanes[key], others, half, menu.curve_of(key), max_bytes)):
+            buckets.append(lanes[key][start:cut])
+            start = cut
+        found[key] = buckets
+    together = sorted((b for buckets in found.values() for b in buckets), key=lambda b: b[-1])
+    return [[half.gradients[at] for at in bucket] for bucket in together]
 
 
 def _lane(
     main: list[int],
-    whole: list[list[int]],
+    whole: list[tuple[list[int], Curve]],
     half: Half,
     curve: Curve,
     max_bytes: int | None,
 ) -> Lane:
     others, after = [], 0
-    for bucket in whole:
+    for bucket, its_curve in whole:
         while after < len(main) and main[after] < bucket[-1]:
             after += 1
-        seconds = curve.seconds(sum(half.charged[at] for at in bucket))
+        seconds = its_curve.seconds(sum(half.charged[at] for at in bucket))
         others.append(Other(after, half.ready_seconds[bucket[-1]], seconds))
     item_bytes = ITEM_BYTES[half.gradients[main[0]].dtype]
     if max_bytes is not None:
@@ -82,13 +88,12 @@ def _within(lane: list[int], half: Half, max_bytes: int | None) -> list[list[int
     return buckets
 
 
-def as_buckets(
-    gradients: Sequence[Sequence[TraceGradient]], choices: Sequence[Choice]
-) -> tuple[Bucket, ...]:
-    """Plan buckets, each with the cheapest of the choices for its size; the first of equal ones."""
+def as_buckets(gradients: Sequence[Sequence[TraceGradient]], menu: Menu) -> tuple[Bucket, ...]:
+    """Plan buckets, each with the cheapest of its choices for its size; the first of equal ones."""
     found = []
     for members in gradients:
         charged = sum(charged_bytes(gradient) for gradient in members)
+        choices = menu.of_lane(menu.lane_of(members[0]))
         choice = min(choices, key=lambda choice: choice.curve.seconds(charged))
         found.append(
             Bucket.model_validate(

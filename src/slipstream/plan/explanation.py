@@ -107,7 +107,7 @@ class Explanation:
     bounds: what no plan can beat, the highest last. Steps of other plans with the same ways to
     travel: unmerged_step_seconds with one bucket per tensor, single_step_seconds with one bucket
     (per dtype) in all; best_step_seconds: the least of these, of this plan, and of the exact
-    planner's without tolerance or limits.
+    planner's without tolerance or limits. sparse: sentences about what may be sent sparsely.
     """
 
     timing: StepTiming
@@ -116,6 +116,7 @@ class Explanation:
     unmerged_step_seconds: float
     single_step_seconds: float
     best_step_seconds: float
+    sparse: tuple[str, ...] = ()
 
     @property
     def distance(self) -> float:
@@ -133,7 +134,7 @@ class Explanation:
             f"One bucket per tensor would take {duration(self.unmerged_step_seconds)}, a single "
             f"bucket {duration(self.single_step_seconds)}.",
         ]
-        found += self._carriers()
+        found += [*self._carriers(), *self.sparse]
         if step > best * 1.01:
             found.append(
                 f"The best buckets would take {duration(best)}; this plan is "

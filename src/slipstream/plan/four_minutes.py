@@ -15,6 +15,7 @@ from slipstream.errors import PlanError
 from slipstream.plan.allowed import LARGE, SMALL
 from slipstream.plan.baselines import MIB, plan_buckets
 from slipstream.plan.cutting import as_buckets
+from slipstream.plan.menu import Menu
 from slipstream.plan.model import Bucket, Gradient
 from slipstream.trace import TraceGradient
 
@@ -34,12 +35,12 @@ def four_minutes(
     gradients: as they become ready; choices: ways by `hierarchical` and by `ring`. Raises PlanError
     where one of the two is missing, or a limit is below 1.
     """
-    small = [choice for choice in choices if choice.collective == SMALL]
-    large = [choice for choice in choices if choice.collective == LARGE]
-    if not small or not large:
+    small = Menu.plain(choice for choice in choices if choice.collective == SMALL)
+    large = Menu.plain(choice for choice in choices if choice.collective == LARGE)
+    if not small.dense or not large.dense:
         raise PlanError(f"Planner 'four_minutes' needs the costs of both {SMALL} and {LARGE}.")
     if switch_bytes is None:
-        switch_bytes = crossing_bytes(small[0].curve, large[0].curve)
+        switch_bytes = crossing_bytes(small.dense[0].curve, large.dense[0].curve)
     elif switch_bytes < 1:
         raise PlanError(f"switch_bytes is {switch_bytes}; it is 1 byte or more.")
     by_name = {gradient.name: gradient for gradient in gradients}

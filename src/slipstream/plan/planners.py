@@ -15,9 +15,9 @@ from functools import partial
 from math import isfinite
 from typing import Any
 
-from slipstream.costs import Choice, Costs, Operation, Wire, least_of, line_near
+from slipstream.costs import Costs, Operation, Wire, line_near
 from slipstream.errors import PlanError
-from slipstream.plan.allowed import HALF_WAY, LARGE, SMALL
+from slipstream.plan.allowed import HALF_WAY, LARGE, OWN_COLLECTIVES, SMALL
 from slipstream.plan.baselines import PLANNERS, plan_buckets
 from slipstream.plan.bounds import lower_bounds
 from slipstream.plan.cutting import as_buckets, cut_half
@@ -25,9 +25,11 @@ from slipstream.plan.fewest import fewest
 from slipstream.plan.four_minutes import OPTIONS, four_minutes
 from slipstream.plan.halves import backward_half, forward_half
 from slipstream.plan.lane import Cuts, Lane
+from slipstream.plan.menu import Menu
 from slipstream.plan.mgwfbp import VARIANTS, mgwfbp
 from slipstream.plan.model import Bucket, Gradient, Plan, parameters_sha256
 from slipstream.plan.optimal import optimal
+from slipstream.plan.sparsity import Sparsity
 from slipstream.plan.timing import time_step
 from slipstream.trace import Trace
 
@@ -47,6 +49,7 @@ def plan_step(
     max_bucket_bytes: int | None = None,
     allow: Sequence[Wire] = ("float32",),
     collectives: Sequence[str] = ("native",),
+    sparsity: Sparsity | None = None,
     **options: Any,
 ) -> Plan:
     """A plan for this step on these costs, with predicted_step_seconds and lower_bound_seconds.
@@ -55,6 +58,8 @@ def plan_step(
     Each bucket gets the cheapest of the allowed `collectives` and wires (`allow`); wires other than
     "float32" lose precision. `four_minutes` uses its own two collectives, whatever is allowed, and
     `pipelined`, whose halves only `native` has, that one with "float32", which must be allowed.
+    sparsity: gradients that it allows may be sent sparsely instead, in buckets of their own, where
+    that costs less; the two planners with ways of their own leave it out.
     tolerance, max_bucket_bytes: for `optimal` and `pipelined`. Of all plans whose communication
     ends at most `tolerance` (relative) after the earliest possible end, theirs has the fewest
     buckets; no bucket exceeds max_bucket_bytes in memory, except by a single gradient.
@@ -63,29 +68,63 @@ def plan_step(
     that is allowed has costs, TraceError where `pipelined` lacks needed_seconds.
     """
     _check(planner, tolerance, max_bucket_bytes, options)
+    common: dict[str, Any] = {
+        "tolerance": tolerance,
+        "max_bucket_bytes": max_bucket_bytes,
+        "allow": allow,
+    }
+    if planner in OWN_COLLECTIVES:
+        return _plan(planner, trace, costs, Menu(()), **common, **options)
+    dense = costs.choices(collectives, allow)
+    plain = _plan(planner, trace, costs, Menu(dense), **common, **options)
+    if sparsity is None:
+        return plain
+    # gradients that may be sparse have buckets of their own, which costs startups
+    ways = costs.choices((sparsity.collective,), (sparsity.wire,))
+    sparse = _plan(planner, trace, costs, Menu(dense, ways, sparsity), **common, **options)
+    return _faster(plain, sparse)
+
+
+def _faster(plain: Plan, sparse: Plan) -> Plan:
+    """The faster one, with the bound that holds for both."""
+    steps = [plan.predicted_step_seconds or 0.0 for plan in (plain, sparse)]
+    bound = min(plan.lower_bound_seconds or 0.0 for plan in (plain, sparse))
+    found = sparse if steps[1] < steps[0] else plain
+    return found.model_copy(update={"lower_bound_seconds": bound})
+
+
+def _plan(
+    planner: str,
+    trace: Trace,
+    costs: Costs,
+    menu: Menu,
+    /,
+    *,
+    tolerance: float,
+    max_bucket_bytes: int | None,
+    allow: Sequence[Wire],
+    **options: Any,
+) -> Plan:
     half = backward_half(trace)
     exact = partial(_exact, tolerance=tolerance, floor=half.floor_seconds)
     if planner == "pipelined":
-        choices, gather_choices = _half_choices(costs, allow)
-        gather = _gather(trace, gather_choices, tolerance, max_bucket_bytes)
-        reduce = as_buckets(cut_half(half, choices, exact, max_bucket_bytes), choices)
-        return _finished(planner, trace, costs, (reduce, choices), (gather, gather_choices))
+        menu, gather_menu = _half_menus(costs, allow)
+        gather = _gather(trace, gather_menu, tolerance, max_bucket_bytes)
+        reduce = as_buckets(cut_half(half, menu, exact, max_bucket_bytes), menu)
+        return _finished(planner, trace, costs, (reduce, menu), (gather, gather_menu))
     if planner == "four_minutes":
         choices = costs.choices((SMALL, LARGE), allow)
         reduce = four_minutes(trace.gradients, choices, **options)
-        return _finished(planner, trace, costs, (reduce, choices))
-    choices = costs.choices(collectives, allow)
+        return _finished(planner, trace, costs, (reduce, Menu(choices)))
     if planner in PLANNERS:
-        reduce = _by_sizes(planner, trace, choices, options)
+        reduce = _by_sizes(planner, trace, menu, options)
     else:
         cutter = exact if planner == "optimal" else partial(_greedy, **options)
-        reduce = as_buckets(cut_half(half, choices, cutter, max_bucket_bytes), choices)
-    return _finished(planner, trace, costs, (reduce, choices))
+        reduce = as_buckets(cut_half(half, menu, cutter, max_bucket_bytes), menu)
+    return _finished(planner, trace, costs, (reduce, menu))
 
 
-def _half_choices(
-    costs: Costs, allow: Sequence[Wire]
-) -> tuple[tuple[Choice, ...], tuple[Choice, ...]]:
+def _half_menus(costs: Costs, allow: Sequence[Wire]) -> tuple[Menu, Menu]:
     collective, wire = HALF_WAY
     if wire not in allow:
         raise PlanError(
@@ -93,7 +132,7 @@ def _half_choices(
             f"allow {wire}, or take another planner."
         )
     halves: tuple[Operation, ...] = ("reduce_scatter", "all_gather")
-    scatter, gather = (costs.choices((collective,), (wire,), half) for half in halves)
+    scatter, gather = (Menu(costs.choices((collective,), (wire,), half)) for half in halves)
     return scatter, gather
 
 
@@ -101,8 +140,8 @@ def _finished(
     planner: str,
     trace: Trace,
     costs: Costs,
-    reduce: tuple[tuple[Bucket, ...], Sequence[Choice]],
-    gather: tuple[tuple[Bucket, ...], Sequence[Choice]] | None = None,
+    reduce: tuple[tuple[Bucket, ...], Menu],
+    gather: tuple[tuple[Bucket, ...], Menu] | None = None,
 ) -> Plan:
     """The plan of these buckets, and how its step will go; each half with what it may choose."""
     shape = costs.cluster.ranks_per_node
@@ -116,11 +155,11 @@ def _finished(
         reduce=reduce[0],
         gather=gather and gather[0],
     )
-    curves = [least_of([choice.curve for choice in half[1]]) for half in (reduce, gather) if half]
+    menus = [half[1] for half in (reduce, gather) if half]
     return plan.model_copy(
         update={
             "predicted_step_seconds": time_step(trace, costs, plan).step_seconds,
-            "lower_bound_seconds": max(b.step_seconds for b in lower_bounds(trace, *curves)),
+            "lower_bound_seconds": max(b.step_seconds for b in lower_bounds(trace, *menus)),
         }
     )
 
@@ -150,13 +189,14 @@ def _check(
 
 
 def _by_sizes(
-    planner: str, trace: Trace, choices: Sequence[Choice], options: dict[str, Any]
+    planner: str, trace: Trace, menu: Menu, options: dict[str, Any]
 ) -> tuple[Bucket, ...]:
     gradients = [Gradient(g.name, g.numel, g.dtype) for g in trace.gradients]
     by_name = {gradient.name: gradient for gradient in trace.gradients}
-    plan = plan_buckets(planner, gradients, **options)
+    sparsity = menu.sparsity if menu.sparse else None
+    plan = plan_buckets(planner, gradients, sparsity=sparsity, **options)
     return as_buckets(
-        [[by_name[name] for name in bucket.gradients] for bucket in plan.reduce], choices
+        [[by_name[name] for name in bucket.gradients] for bucket in plan.reduce], menu
     )
 
 
@@ -172,9 +212,9 @@ def _exact(lane: Lane, tolerance: float, floor: float) -> Cuts:
 
 
 def _gather(
-    trace: Trace, choices: Sequence[Choice], tolerance: float, max_bytes: int | None
+    trace: Trace, menu: Menu, tolerance: float, max_bytes: int | None
 ) -> tuple[Bucket, ...]:
     half = forward_half(trace)
     cutter = partial(_exact, tolerance=tolerance, floor=half.floor_seconds)
-    buckets = cut_half(half, choices, cutter, max_bytes)
-    return as_buckets([bucket[::-1] for bucket in reversed(buckets)], choices)
+    buckets = cut_half(half, menu, cutter, max_bytes)
+    return as_buckets([bucket[::-1] for bucket in reversed(buckets)], menu)

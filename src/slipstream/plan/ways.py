@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from slipstream.costs import Choice, Costs, Operation, Wire
 from slipstream.errors import CostError
 from slipstream.plan.allowed import way_name
+from slipstream.plan.menu import LaneKey, Menu
 from slipstream.plan.model import Bucket
+from slipstream.plan.sparsity import Sparsity
 from slipstream.wires import wires_of
 
 
@@ -30,9 +32,10 @@ class WayTime:
 
 @dataclass(frozen=True)
 class Ways:
-    """The ways that buckets might go, and from where their costs come ("measured", "formula")."""
+    """The ways that buckets might go, and from where the costs of each of `menu.choices` come
+    ("measured", "formula")."""
 
-    choices: tuple[Choice, ...]
+    menu: Menu
     sources: tuple[str, ...]
 
     @classmethod
@@ -43,27 +46,37 @@ class Ways:
         collectives: Sequence[str],
         allow: Sequence[Wire],
         operation: Operation,
+        sparsity: Sparsity | None = None,
     ) -> Ways:
         """All that are allowed and have costs, and those that the buckets go."""
         found = {
             (choice.collective, choice.wire): choice
             for choice in costs.choices(collectives, allow, operation)
         }
-        for bucket in buckets:
-            way = (bucket.collective, bucket.wire)
+        sent = [(bucket.collective, bucket.wire) for bucket in buckets]
+        if sparsity is not None:
+            sent.append((sparsity.collective, sparsity.wire))
+        for way in sent:
             if way not in found:
                 found[way] = Choice(*way, costs.curve(way[0], operation, way[1]))
-        measured = [(name, operation, wire) in costs.measured for name, wire in found]
+        dense = tuple(choice for choice in found.values() if isinstance(choice.wire, str))
+        sparse = tuple(choice for choice in found.values() if not isinstance(choice.wire, str))
+        menu = Menu(dense, sparse, sparsity)
+        measured = [(c.collective, operation, c.wire) in costs.measured for c in menu.choices]
         sources = tuple("measured" if known else "formula" for known in measured)
-        return cls(tuple(found.values()), sources)
+        return cls(menu, sources)
 
-    def times(self, bucket: Bucket, charged: int) -> tuple[WayTime, ...]:
-        """What each way takes for so many bytes: the bucket's own, then the fastest first."""
+    def times(self, bucket: Bucket, charged: int, lane: LaneKey) -> tuple[WayTime, ...]:
+        """What each way takes for so many bytes: the bucket's own, then the fastest first.
+
+        lane: of the bucket's gradients, which says whether sparse ways are open to them.
+        """
+        own = (bucket.collective, bucket.wire)
         times = [
             WayTime(choice.collective, choice.wire, choice.curve.seconds(charged), source)
-            for choice, source in zip(self.choices, self.sources, strict=True)
+            for choice, source in zip(self.menu.choices, self.sources, strict=True)
+            if isinstance(choice.wire, str) or lane[1]
         ]
-        own = (bucket.collective, bucket.wire)
         times.sort(key=lambda time: ((time.collective, time.wire) != own, time.seconds))
         return tuple(times)
 

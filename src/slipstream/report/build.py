@@ -77,7 +77,7 @@ def _body(run: Run) -> Markup:
         ("curves", "Curves", [key(run), main_curves(run)]),
         ("timeline", "A step's timeline", sections.step_timeline(timeline)),
         ("plan", "Buckets", [sections.plan_table(run, timeline), sections.plan_history(run)]),
-        ("evaluations", "Epochs", sections.events(run)),
+        ("evaluations", "Epochs", [sections.events(run), sections.sparse_table(run)]),
         ("more", "More curves", more_curves(run)),
         ("recipe", "Recipe", sections.recipe(run)),
         ("environment", "Environment", sections.environment(run)),

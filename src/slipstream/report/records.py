@@ -17,7 +17,7 @@ from slipstream.errors import RunFolderError
 
 Record = dict[str, Any]
 
-KINDS: Final = ("step", "evaluation", "epoch", "skip", "resume", "timeline")
+KINDS: Final = ("step", "evaluation", "epoch", "skip", "resume", "timeline", "sparse")
 
 _MAX_STEP: Final = 2**53
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -76,7 +76,7 @@ def plan_table(run: Run, timeline: StepTimeline | None) -> Markup:
             size(bucket.bytes),
             _meter(bucket.bytes / largest),
             bucket.collective,
-            bucket.wire,
+            str(bucket.wire),
         ]
         if timed and timeline is not None:
             cells += _times(timed[index], timeline)
@@ -112,6 +112,30 @@ def plan_history(run: Run) -> Markup | None:
         for entry in entries[-_MOST_ROWS:]
     ]
     intro = "Plans in the order in which they came into force; steps are counted from 0."
+    return el("div", el("p", intro), _table(head, rows), class_="card")
+
+
+def sparse_table(run: Run) -> Markup | None:
+    """What sending a share of the elements took, by epochs; None where all was sent in full."""
+    records = run.of("sparse")
+    if not records:
+        return None
+    head = ["epoch", "sent between nodes", "selecting, a step", "compression", "residual norm"]
+    rows = [
+        [
+            count(finite(record, "epoch")),
+            size(finite(record, "sent_bytes")),
+            duration(finite(record, "selection_seconds")),
+            _plain(record, "compression"),
+            _plain(record, "residual_norm"),
+        ]
+        for record in records[-_MOST_ROWS:]
+    ]
+    intro = (
+        "Sparse buckets: bytes of all ranks in an epoch, without headers; compression is bytes of "
+        "gradients for each byte that was selected from them; the residual is what is kept for "
+        "later."
+    )
     return el("div", el("p", intro), _table(head, rows), class_="card")
 
 
@@ -172,6 +196,11 @@ def files(run: Run) -> Markup:
     if not cards:
         return el("p", "There is neither a summary nor a checkpoint yet.", class_="empty card")
     return el("div", cards, class_="pair")
+
+
+def _plain(record: Record, field: str) -> str:
+    value = finite(record, field)
+    return "-" if value is None else plain(value)
 
 
 def _epoch_row(name: str, epoch: Record, evaluation: Record) -> list[str]:

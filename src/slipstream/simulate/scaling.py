@@ -18,6 +18,7 @@ from slipstream.costs import Costs, Wire
 from slipstream.errors import CostError, PlanError
 from slipstream.plan import Plan, plan_step, time_step
 from slipstream.plan.planners import DEFAULT_TOLERANCE
+from slipstream.plan.sparsity import Sparsity
 from slipstream.simulate.step import StepSimulation, simulate_step
 from slipstream.simulate.variation import Percentiles, Variation, draw_steps
 from slipstream.trace import Trace
@@ -70,10 +71,11 @@ class Allowed:
     wires: Sequence[Wire] = ("float32",)
     collectives: Sequence[str] = ("native",)
     max_bucket_bytes: int | None = None
+    sparsity: Sparsity | None = None
 
     def plan(self, planner: PlannerChoice, trace: Trace, costs: Costs) -> Plan:
         """A plan by this planner. Raises what `plan.plan_step` raises."""
-        common = ("tolerance", "max_bucket_bytes", "allow", "collectives")
+        common = ("tolerance", "max_bucket_bytes", "allow", "collectives", "sparsity")
         for name in planner.options:
             if name in common:
                 raise PlanError(
@@ -87,6 +89,7 @@ class Allowed:
             max_bucket_bytes=self.max_bucket_bytes,
             allow=self.wires,
             collectives=self.collectives,
+            sparsity=self.sparsity,
             **planner.options,
         )
 

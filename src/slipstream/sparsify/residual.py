@@ -86,6 +86,12 @@ class ErrorFeedback:
         self.residual, self._before = self._before, self.residual
         self._undoable = False
 
+    def undo_elements(self, start: int, stop: int) -> None:
+        """As `undo`, of these elements alone; the others can still be undone afterwards."""
+        if self._before is None or not self._undoable:
+            raise RuntimeError("No residual of before is kept: see can_undo, and undo only once.")
+        self.residual[start:stop] = self._before[start:stop]
+
     def _add(
         self, gradient: torch.Tensor, old: torch.Tensor, k: int
     ) -> tuple[int, torch.Tensor | None]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from slipstream.comm import Collective
+from slipstream.comm import Collectives
 from slipstream.comm.formats import TRAVELS_AS
 from slipstream.plan import Bucket
 from slipstream.sync.tickets import Finished
@@ -28,9 +28,10 @@ Strides = tuple[int, ...]
 class Slot:
     """One gradient's place in a bucket, and what happened to it in the current round.
 
-    view: the part of the bucket that holds it, with the agreed strides; stride: those strides. The
-    view itself is never given away, as Module.to() changes the very tensor object that `p.grad` is:
-    `lend` hands out an alias, and `holds` tells by the memory whether a gradient still is one.
+    flat: the part of the bucket that holds it, 1-D; view: the same with the agreed strides, and the
+    parts of complex numbers together; stride: those strides. The view itself is never given away,
+    as Module.to() changes the very tensor object that `p.grad` is: `lend` hands out an alias, and
+    `holds` tells by the memory whether a gradient still is one.
     alias: one made beforehand, in a loop and not in a hook, where caches are cold; address: of the
     view's memory.
     contributed: its hook fired in this round; kept: it holds gradient that was accumulated without
@@ -50,6 +51,7 @@ class Slot:
         "copy_back",
         "divided",
         "flag",
+        "flat",
         "had_gradient",
         "is_small",
         "kept",
@@ -69,6 +71,7 @@ class Slot:
         self.alias: torch.Tensor | None = None
         self.address = 0
         self.flag: torch.Tensor
+        self.flat: torch.Tensor
         self.stride: Strides
         self.contributed = False
         self.kept = False
@@ -106,9 +109,9 @@ class BucketBuffer:
     """The memory of one bucket and its state in the current round.
 
     collective: carries it; divides_first: gradients are divided by the number of ranks before they
-    travel. flat: 1-D, of
-    the gradients' dtype (real parts and imaginary parts interleaved for complex ones); flags: its
-    tail, one element a gradient. pending: gradients of this round that are still to be copied in.
+    travel. flat: 1-D, of the gradients' dtype (real parts and imaginary parts interleaved for
+    complex ones); flags: its tail, one element a gradient. pending: gradients of this round that
+    are still to be copied in.
     """
 
     def __init__(
@@ -116,19 +119,20 @@ class BucketBuffer:
         bucket: Bucket,
         params: Mapping[str, nn.Parameter],
         strides: Mapping[str, Strides],
-        collective: Collective,
+        collectives: Collectives,
     ) -> None:
         members = [(name, params[name]) for name in bucket.gradients]
         first = members[0][1]
         widths = [p.numel() * (2 if p.is_complex() else 1) for _, p in members]
         self.bytes = bucket.bytes
-        self.collective = collective
+        self.collective = collectives.for_bucket(bucket.collective, bucket.wire, sum(widths))
         self.flat = torch.zeros(
             sum(widths) + len(members), dtype=real_dtype(first.dtype), device=first.device
         )
         self.flags = self.flat[sum(widths) :]
         # 16 bits, in memory or on the wire, would lose small values: then the collective divides
-        self.divides_first = self.flat.dtype not in SIXTEEN_BIT and bucket.wire == "float32"
+        rounds = isinstance(bucket.wire, str) and bucket.wire != "float32"
+        self.divides_first = self.flat.dtype not in SIXTEEN_BIT and not rounds
         self.local_flags: torch.Tensor | None = None
         self.missing = 0
         self.pending: list[tuple[Slot, torch.Tensor | None]] = []
@@ -138,7 +142,8 @@ class BucketBuffer:
         start = 0
         for position, ((name, param), width) in enumerate(zip(members, widths, strict=True)):
             slot = Slot(name, param, self)
-            slot.view = view_of(self.flat[start : start + width], param, strides[name])
+            slot.flat = self.flat[start : start + width]
+            slot.view = view_of(slot.flat, param, strides[name])
             slot.stride = slot.view.stride()
             slot.address = slot.view.data_ptr()
             slot.flag = self.flags[position]
@@ -184,6 +189,8 @@ def mark_finite(slot: Slot, world_size: int) -> None:
     """Sets the slot's flag to NaN when its view is not finite; see `nan_unless_finite`."""
     if slot.view.numel() > 0:
         wire = slot.buffer.collective.wire
+        if not isinstance(wire, str):
+            wire = "float32"  # what a sparse one cannot send of a value, it keeps
         slot.flag.add_(nan_unless_finite(slot.view, world_size, wire).to(slot.flag.dtype))
 
 

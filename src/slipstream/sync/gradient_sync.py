@@ -16,18 +16,20 @@ from slipstream.cluster import Cluster
 from slipstream.comm import Alone, Collectives, NativeHalves
 from slipstream.comm.peers import Peers
 from slipstream.comm.torch_comm import destroy_group, own_group
-from slipstream.errors import RanksDiffer, SlipstreamError
+from slipstream.errors import SlipstreamError
 from slipstream.plan import Plan, PlanHistory
 from slipstream.sync import registry, wrapping
 from slipstream.sync.buffers import in_layout
 from slipstream.sync.channel import channel_for
+from slipstream.sync.debts import Debts
 from slipstream.sync.deferred import DeferredOptimizer, Updates, guard_bypass, refuse_inseparable
 from slipstream.sync.forward_watch import ForwardWatch
 from slipstream.sync.hooks import register_hooks
 from slipstream.sync.means import Means
 from slipstream.sync.nonfinite import find_nonfinite
 from slipstream.sync.pipeline import Pipeline
-from slipstream.sync.planning import PlanKeeper, refuse_undeferred
+from slipstream.sync.planning import PlanKeeper
+from slipstream.sync.plans import Plans
 from slipstream.sync.report import NonFinite, StepTimeline
 from slipstream.sync.rounds import Rounds
 from slipstream.sync.scaler_guard import refuse_early_unscale
@@ -36,7 +38,7 @@ from slipstream.sync.uneven import scale_for_sums, uneven_windows
 Batch = TypeVar("Batch")
 
 
-class GradientSync:
+class GradientSync(Plans, Debts):
     """Averages a replicated model's gradients over ranks while backward goes on.
 
     After `loss.backward()` every `p.grad` is the mean over ranks of the ranks' gradients, a rank
@@ -146,55 +148,6 @@ class GradientSync:
     def broken(self) -> bool:
         """Whether a failure has ended averaging for good."""
         return self._rounds.broken is not None
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the next backward. A named planner's changes once, after the first step."""
-        return self._with_wait(self._rounds.plan)
-
-    @property
-    def history(self) -> PlanHistory:
-        """Every plan with the step from which on it was in force; steps are synchronised backwards.
-
-        The last ones may lie ahead: that of the next backward, and what `recorded` holds.
-        """
-        history = self._keeper.history
-        return PlanHistory(
-            plans=tuple(
-                entry.model_copy(update={"plan": self._with_wait(entry.plan)})
-                for entry in history.plans
-            )
-        )
-
-    @property
-    def plans(self) -> list[tuple[int, Plan]]:
-        """The steps and plans of `history`."""
-        return [(entry.step, entry.plan) for entry in self.history.plans]
-
-    def use_plan(self, plan: Plan, reason: str = "") -> None:
-        """The next backward starts with this plan. All ranks call it alike, between two steps.
-
-        Waits for averages in flight. reason: for `history`. Raises SlipstreamError inside a
-        backward and while gradient is accumulated that no backward has averaged, RanksDiffer when
-        ranks have different plans, PlanError for one that does not fit.
-        """
-        if self._updates is None:
-            refuse_undeferred(plan)
-        self.wait()
-        reducer = self._rounds.reducer
-        if reducer.in_flight or any(slot.kept for slot in reducer.slots.values()):
-            raise SlipstreamError(
-                "A plan can change between two steps only: let the backward end, and average what "
-                "was accumulated under no_sync(), before use_plan()."
-            )
-        prints = self._peers.gather(plan.fingerprint(), "agreeing on a new plan")
-        for rank, theirs in enumerate(prints):
-            if theirs != prints[0]:
-                raise RanksDiffer(
-                    f"Ranks differ: use_plan was given the plan {prints[0][:16]} on rank 0 and "
-                    f"{theirs[:16]} on rank {rank}. Give every rank the same plan."
-                )
-        self._keeper.use(plan, self._params, reason)
 
     @property
     def timeline(self) -> StepTimeline:
@@ -380,12 +333,6 @@ class GradientSync:
     def _settings(self) -> list[Any]:
         """What decides about plans; ranks compare it, one entry after the other."""
         return [self._keeper.describe()]
-
-    def _with_wait(self, plan: Plan) -> Plan:
-        if plan.gather is not None:
-            return plan
-        wait = "update" if self._rounds.wait_for_update else "backward"
-        return plan.model_copy(update={"wait": wait})
 
     def _set_enabled(self, enabled: bool) -> None:
         self._rounds.enabled = enabled

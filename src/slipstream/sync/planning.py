@@ -11,7 +11,9 @@ from slipstream.comm.chosen import check as check_collective
 from slipstream.comm.peers import Peers
 from slipstream.errors import PlanError, RanksDiffer
 from slipstream.plan import Bucket, Gradient, Plan, PlanHistory, PlannedStep, plan_buckets
+from slipstream.plan.sparsity import SPARSE_DTYPES, Sparsity
 from slipstream.sync.wrapping import Params, first_trainability_difference, gradients_in_reverse
+from slipstream.wires import Density
 
 
 class PlanKeeper:
@@ -22,8 +24,10 @@ class PlanKeeper:
     their steps; then nothing is learnt, until other parameters become trainable. first_step: how
     many rounds the training has behind it.
 
-    step: rounds that are finished. switches: how often other parameters became trainable without
-    a recorded plan for them. on_round: called whenever a round is finished, on every rank alike.
+    sparsity: what may be sent sparsely by plans that a named planner makes from now on; one of the
+    options at first. step: rounds that are finished. switches: how often other parameters became
+    trainable without a recorded plan for them. on_round: called whenever a round is finished, on
+    every rank alike.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class PlanKeeper:
         self.on_round: Callable[[], None] | None = None
         self._plan = plan
         self._options = dict(options)
+        self.sparsity: Sparsity | None = self._options.pop("sparsity", None)
         self._cluster = cluster
         self._model = model
         self._trainable: list[str] = []
@@ -49,6 +54,11 @@ class PlanKeeper:
         self._entries = list(recorded.until(first_step)) if recorded else []
         self._future = deque(recorded.after(first_step) if recorded else ())
         self._next: PlannedStep | None = None
+
+    @property
+    def has_future(self) -> bool:
+        """Whether a record says with which plans training goes on."""
+        return bool(self._future)
 
     @property
     def next_plan(self) -> Plan | None:
@@ -67,6 +77,8 @@ class PlanKeeper:
     def describe(self) -> str:
         """The setting in words, equal on ranks whose plans will be equal."""
         words = f"planner {self._plan!r} and options {dict(sorted(self._options.items()))}"
+        if self.sparsity is not None:
+            words += f", sparsely {self.sparsity}"
         if isinstance(self._plan, Plan):
             words = f"a plan with fingerprint {self._plan.fingerprint()[:16]}"
         recorded = [*self._entries, *self._future]
@@ -194,7 +206,8 @@ class PlanKeeper:
             "nodes": self._cluster.nodes,
             "ranks_per_node": shape[0] if len(set(shape)) == 1 else shape,
         }
-        return plan_buckets(self._plan, gradients, **self._options).model_copy(update=update)
+        plan = plan_buckets(self._plan, gradients, sparsity=self.sparsity, **self._options)
+        return plan.model_copy(update=update)
 
 
 def _put(entries: list[PlannedStep], entry: PlannedStep) -> None:
@@ -215,6 +228,14 @@ def _covers(plan: Plan, gradients: list[Gradient]) -> bool:
 def _check_fits(plan: Plan, gradients: list[Gradient], cluster: Cluster) -> None:
     plan.check_covers(gradients)
     _check_is_within_reach(plan, cluster)
+    dtypes = {gradient.name: gradient.dtype for gradient in gradients}
+    for index, bucket in enumerate(plan.reduce):
+        dtype = dtypes[bucket.gradients[0]]
+        if isinstance(bucket.wire, Density) and dtype not in SPARSE_DTYPES:
+            raise PlanError(
+                f"Bucket {index} of the plan holds {dtype} gradients, and {bucket.collective} "
+                f"sends {', '.join(SPARSE_DTYPES)}; plan a dense collective for it."
+            )
 
 
 def _check_is_within_reach(plan: Plan, cluster: Cluster) -> None:

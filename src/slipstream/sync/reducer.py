@@ -22,6 +22,7 @@ from slipstream.plan import Plan
 from slipstream.sync.buffers import BucketBuffer, Slot, Strides, mark_finite
 from slipstream.sync.channel import Channel
 from slipstream.sync.incoming import Divisors, unusable, warn_sparse
+from slipstream.sync.owed import SparseBuckets
 
 
 class Reducer:
@@ -45,9 +46,9 @@ class Reducer:
     ) -> None:
         self.plan = plan
         self.buffers = [
-            BucketBuffer(b, params, strides, collectives.get(b.collective, b.wire))
-            for b in plan.reduce
+            BucketBuffer(bucket, params, strides, collectives) for bucket in plan.reduce
         ]
+        self.sparse = SparseBuckets(self.buffers)
         self.slots = {slot.name: slot for buffer in self.buffers for slot in buffer.slots}
         self.in_flight = False
         self.hold = False
@@ -140,6 +141,8 @@ class Reducer:
             assert buffer.ticket is not None
             buffer.ticket.wait(timeout_seconds)
         waited = time.perf_counter() - started
+        if self.sparse:
+            self.sparse.settle()
         cleared = self._cleared()
         for buffer in self.buffers:
             for slot in buffer.slots:
@@ -258,6 +261,8 @@ class Reducer:
                     if not slot.divided:
                         self._divisors.divide(slot.view, out=slot.view)
                         slot.divided = True
+        if self.sparse:
+            self.sparse.add_waiting(buffer, self._world_size)
         if self._check_finite:
             buffer.local_flags = buffer.flags.clone()
         collective, flat = buffer.collective, buffer.flat

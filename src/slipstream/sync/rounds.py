@@ -18,6 +18,7 @@ from slipstream.errors import SlipstreamError
 from slipstream.plan import Plan
 from slipstream.sync.backward_watch import BackwardWatch, current_task
 from slipstream.sync.means import Means
+from slipstream.sync.owed import Owed, SparseTotals, merged
 from slipstream.sync.pipelined_reducer import PipelinedReducer
 from slipstream.sync.planning import PlanKeeper, refuse_undeferred
 from slipstream.sync.reducer import Reducer
@@ -28,8 +29,10 @@ class Rounds:
     """Runs the rounds of one model, under the plans that `keeper` makes; listens to its hooks.
 
     enabled: whether the next backward averages; wait_for_update: whether it returns before the
-    averages are there. task: see `Listener`. flush: does the updates that a deferred optimizer has
-    put off. exposed_seconds: how long the training thread stood waiting in the last finished round.
+    averages are there. sparse_totals: of all rounds so far. scale_of: tells the loss scale of the
+    next backward; scale: that in which residuals are. task: see `Listener`. flush: does the
+    updates that a deferred optimizer has put off. exposed_seconds: how long the training thread
+    stood waiting in the last finished round.
     """
 
     def __init__(self, means: Means, keeper: PlanKeeper) -> None:
@@ -47,6 +50,10 @@ class Rounds:
         self._finished: list[Travel] = []
         self._gathered: list[Travel] = []
         self.exposed_seconds = 0.0
+        self.sparse_totals = SparseTotals()
+        self.scale_of: Callable[[], float] | None = None
+        self.scale = 1.0
+        self._parked: list[Owed] = []
         self.reducer: Reducer | PipelinedReducer = self._build(keeper.first_plan(means.params))
 
     @property
@@ -76,6 +83,35 @@ class Rounds:
             tuple(travel.times(index) for index, travel in enumerate(self._gathered)),
         )
 
+    def owed(self) -> list[Owed]:
+        """What this rank has not sent yet, as views; to be read between two rounds."""
+        sparse = self.reducer.sparse if isinstance(self.reducer, Reducer) else None
+        return [*self._parked, *(sparse.owed() if sparse is not None else ())]
+
+    def owe(self, owed: list[Owed]) -> None:
+        """What this rank owes from now on, in place of what it did; all ranks call it alike.
+
+        With sparse buckets it communicates. Raises RankFailure when a rank does not come.
+        """
+        if not isinstance(self.reducer, Reducer):
+            self._parked = merged(owed)  # plans that gather send everything
+            return
+        self._parked = []
+        try:
+            self.reducer.sparse.take_over(owed)
+        except RuntimeError as error:
+            doing = f"moving what is still to be sent before step {self._step + 1}"
+            raise self._break(self._means.peers.failure(error, doing)) from error
+
+    def _rescale(self, scale: float) -> None:
+        """What is owed is of gradients with the old loss scale, and is added to some of the new."""
+        if scale != self.scale:
+            if isinstance(self.reducer, Reducer):
+                self.reducer.sparse.scale(scale / self.scale)
+            for piece in self._parked:
+                piece.values.mul_(scale / self.scale)
+            self.scale = scale
+
     def take_part_without_gradient(self) -> None:
         """A round in which this rank has no backward."""
         self.wait()
@@ -101,6 +137,8 @@ class Rounds:
         self._finished = [Travel.of(buffer) for buffer in reducer.buffers if buffer.ticket]
         gathers = reducer.gathers if isinstance(reducer, PipelinedReducer) else []
         self._gathered = [Travel.of(bucket) for bucket in gathers if bucket.ticket]
+        if isinstance(reducer, Reducer) and reducer.sparse:
+            reducer.sparse.add_to(self.sparse_totals)
         self._keeper.round_finished(self._means.params, self._means.peers)
 
     def before_accumulate(self, name: str) -> None:
@@ -148,6 +186,8 @@ class Rounds:
     def _begin(self) -> None:
         if self.flush is None:
             refuse_undeferred(self.reducer.plan)
+        if self.scale_of is not None:
+            self._rescale(self.scale_of())
         self._step += 1
         self.reducer.begin()
         self._open = True
@@ -192,8 +232,10 @@ class Rounds:
         if plan is not None:
             kept = {name for name, slot in reducer.slots.items() if slot.kept}
             self._refuse_half_averaged(kept - {g for b in plan.reduce for g in b.gradients})
+            owed = self.owed()
             reducer.release()  # before the new buckets, or both exist at once
             self.reducer = self._build(plan)
+            self.owe(owed)
             for name in kept & set(self.reducer.slots):
                 self.reducer.slots[name].kept = True
 

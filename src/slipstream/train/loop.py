@@ -32,6 +32,7 @@ from slipstream.train.record.choose import open_display
 from slipstream.train.record.metrics import MetricsWriter, truncate_after
 from slipstream.train.record.recorder import Recorder
 from slipstream.train.record.summary import summarise
+from slipstream.train.residuals import restore_residuals
 from slipstream.train.run_folder import (
     CHECKPOINTS,
     RECIPE_FILE,
@@ -111,6 +112,8 @@ def train(
             num_epochs=recipe.train.epochs,
             first_step=progress.step,
         )
+        if loaded is not None:
+            restore_residuals(parts.sync, job, loaded, outputs.recorder.note)
         training = Training(recipe, job, data, parts, outputs, stop, progress)
         try:
             with noting(outputs.recorder.note, job.rank):

@@ -31,6 +31,7 @@ from slipstream.train.launch.scratch import temporary_files
 from slipstream.train.loop import set_threads
 from slipstream.train.recipe import Recipe
 from slipstream.train.step import Stepper, windows
+from slipstream.wires import Density
 
 
 def profile_on_rank(
@@ -57,7 +58,7 @@ def probe_on_rank(
 ) -> dict[str, Any]:
     """Probes the cluster as one rank of the job around this process.
 
-    wanted: `seconds`, `collectives` and `wires`.
+    wanted: `seconds`, `collectives`, `wires`, and of sparse sums `sparse`: name, density, values.
     """
     wanted = json.loads((run_folder / WANTED).read_text(encoding="utf-8"))
 
@@ -74,7 +75,13 @@ def probe_on_rank(
                 cluster,
                 seconds=wanted["seconds"],
                 operations=OPERATIONS,
-                ways=ways_of(cluster, wanted["collectives"], wanted["wires"]),
+                ways=(
+                    *ways_of(cluster, wanted["collectives"], wanted["wires"]),
+                    *(
+                        (name, Density(density=share, values=values))
+                        for name, share, values in wanted["sparse"]
+                    ),
+                ),
                 device=job.device,
                 store=job.store,
                 timeout_seconds=job.timeout_seconds,

@@ -23,6 +23,7 @@ from slipstream.costs import ClusterSpec, Costs
 from slipstream.durable import write_text_atomic
 from slipstream.errors import PlanError, RecipeError
 from slipstream.plan import PlanHistory
+from slipstream.plan.sparsity import Sparsity
 from slipstream.train.checkpoint import LoadedCheckpoint
 from slipstream.train.distributed import Job
 from slipstream.train.recipe import Recipe, parse_recipe
@@ -53,6 +54,7 @@ def build_sync(
     RecipeError for collectives that do not work on the job's cluster.
     """
     settings = recipe.sync
+    epoch = loaded.position.epoch if loaded else 0
     recorded = _recorded(recipe, job, loaded, run_folder) if loaded else None
     plan: str | Path | PlanHistory = settings.planner
     options: dict[str, Any] = {}
@@ -65,6 +67,8 @@ def build_sync(
         if settings.cluster_file:
             options["costs"] = ClusterSpec.load(Path(settings.cluster_file))
         options |= _allowed(settings, job.cluster, options.get("costs"))
+    if settings.may_be_sparse and recipe.sparse.density:
+        options["sparsity"] = _sparsity(recipe, epoch, model, job.cluster)
     return GradientSync(
         model,
         plan=plan,
@@ -100,6 +104,27 @@ def _allowed(settings: SyncSettings, cluster: Cluster, spec: ClusterSpec | None)
         else:
             works.append(name)
     return {**allowed, "collectives": works}
+
+
+def _sparsity(recipe: Recipe, epoch: int, model: nn.Module, cluster: Cluster) -> Sparsity | None:
+    """What may be sent sparsely in an epoch.
+
+    Raises RecipeError for a collective that does not work on the cluster, and for a pattern that no
+    parameter matches.
+    """
+    found = recipe.sparse.in_epoch(epoch)
+    if found is not None:
+        try:
+            check(found.collective, found.wire, cluster)
+        except PlanError as error:
+            raise RecipeError(f"sparse.collective: {error}") from error
+        names = [name for name, _ in model.named_parameters()]
+        for pattern in found.unmatched(names):
+            raise RecipeError(
+                f"sparse.dense holds {pattern!r}, which no parameter of {recipe.model.name} "
+                f"matches; they are called {', '.join(names[:3])}, ..."
+            )
+    return found
 
 
 def gathers(recipe: Recipe, sync: GradientSync) -> bool:
@@ -147,8 +172,10 @@ def _asks_for_others(recipe: Recipe, loaded: LoadedCheckpoint) -> bool:
     """Whether the settings that decide about plans were changed since the checkpoint."""
     if loaded.recipe is None:
         return False
-    then = parse_recipe(loaded.recipe, f"the recipe in {loaded.path}").sync
-    return any(getattr(then, name) != getattr(recipe.sync, name) for name in _DECISIVE)
+    then = parse_recipe(loaded.recipe, f"the recipe in {loaded.path}")
+    return then.sparse != recipe.sparse or any(
+        getattr(then.sync, name) != getattr(recipe.sync, name) for name in _DECISIVE
+    )
 
 
 class PlanFiles:

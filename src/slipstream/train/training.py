@@ -30,6 +30,7 @@ from slipstream.train.record.records import (
     step_record,
 )
 from slipstream.train.record.tally import Tally
+from slipstream.train.residuals import gather_residuals, sparse_record
 from slipstream.train.step import Stepper, StepResult, windows
 from slipstream.train.stopping import StopAgreement
 from slipstream.words import counted
@@ -132,6 +133,9 @@ class Training:
         progress = self.progress
         start_step = progress.step - progress.epochs * self._steps_per_epoch
         clock = self._stepper.clock
+        if self._recipe.sync.may_be_sparse and self._recipe.sparse.density:
+            sparsity = self._recipe.sparse.in_epoch(progress.epochs)
+            self._parts.sync.set_sparsity(sparsity, f"the recipe's for epoch {progress.epochs + 1}")
         with self._data.batches(progress.epochs, start_step) as batches:
             clock.begin()
             for window in windows(batches, self._data.sampler.accumulation_steps):
@@ -249,6 +253,9 @@ class Training:
         number = progress.epochs + 1
         is_last = number == self._recipe.train.epochs
         self._outputs.recorder.write(epoch_record(progress))
+        sparse = sparse_record(self._parts.sync, self._job, progress)
+        if sparse is not None:
+            self._outputs.recorder.write(sparse)
         accuracy = None
         if is_last or self._every(self._recipe.train.evaluate_every_epochs, number):
             accuracy = self._evaluate()
@@ -296,6 +303,7 @@ class Training:
             optimizer=self._parts.optimizer,
             position=position,
             counters=progress.to_counters(),
+            tensors=gather_residuals(self._parts.sync, self._job),
             plan=self._parts.sync.history.to_json(),
             recipe=self._recipe.to_toml(),
         )

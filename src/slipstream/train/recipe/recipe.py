@@ -31,6 +31,7 @@ from slipstream.train.recipe.settings import (
     SyncSettings,
     TrainSettings,
 )
+from slipstream.train.recipe.sparse import SparseSettings
 from slipstream.train.recipe.text import (
     default_of,
     explain,
@@ -59,6 +60,7 @@ class Recipe(Settings):
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     sync: SyncSettings = SyncSettings()
+    sparse: SparseSettings = SparseSettings()
     cluster: ClusterSettings = ClusterSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     run: RunSettings = RunSettings()
@@ -117,6 +119,10 @@ class Recipe(Settings):
             "schedule.power": (self.schedule.kind == "polynomial", 'schedule.kind="polynomial"'),
             "schedule.final_fraction": (self.schedule.kind != "step", 'schedule.kind="cosine"'),
             "sync.collectives": (self.sync.chooses, 'sync.planner="auto" and no sync.plan_file'),
+            "sparse.density": (
+                self.sync.may_be_sparse,
+                'no sync.plan_file, and a sync.planner other than "pipelined" and "four_minutes"',
+            ),
             "sync.allow": (self.sync.may_round, 'sync.planner="auto" and no sync.plan_file'),
             "sync.cluster_file": (self.sync.measures, 'sync.planner="auto" and no sync.plan_file'),
             "sync.first_bytes": (self.sync.planner == "fixed", 'sync.planner="fixed"'),

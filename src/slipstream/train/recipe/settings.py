@@ -215,6 +215,11 @@ class SyncSettings(Settings):
         return self.measures and self.planner not in OWN_COLLECTIVES
 
     @property
+    def may_be_sparse(self) -> bool:
+        """Whether the planner sends a share of the elements where that is permitted."""
+        return not self.plan_file and self.planner not in OWN_COLLECTIVES
+
+    @property
     def may_round(self) -> bool:
         """Whether the planner takes any wire that is allowed."""
         return self.measures and self.planner != "pipelined"
