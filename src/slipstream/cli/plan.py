@@ -78,13 +78,7 @@ def plan(
     more merge would cost and, where there is a choice, which collective carries it and what the
     best other one would take; then the predicted step beside what no plan can beat.
     """
-    from slipstream.cli.predicting import (
-        allowed_of,
-        formula_notes,
-        read_costs,
-        sparsity_of,
-        unused_notes,
-    )
+    from slipstream.cli import predicting
     from slipstream.outputs import check_output, write_output
     from slipstream.plan import explain
     from slipstream.simulate import PlannerChoice, Scenario, cluster_of, load_trace, simulate_step
@@ -92,11 +86,13 @@ def plan(
     if output is not None:
         check_output(output, "--output", overwrite=overwrite)
     recorded = load_trace(trace)
-    known = read_costs(cluster)
+    known = predicting.read_costs(cluster)
     costs = known if nodes is None else known.at(cluster_of(known, nodes))
     choice = PlannerChoice.parse(planner)
-    allowed = allowed_of(tolerance, wire, collective, known, [choice.name], max_bucket_bytes)
-    sparsity = sparsity_of(density, sparse, values, dense, recorded)
+    allowed = predicting.allowed_of(
+        tolerance, wire, collective, known, [choice.name], max_bucket_bytes
+    )
+    sparsity = predicting.sparsity_of(density, sparse, values, dense, recorded)
     allowed = replace(allowed, sparsity=sparsity)
     made = allowed.plan(choice, recorded, costs)
     reasons = explain(
@@ -111,8 +107,8 @@ def plan(
         write_output(output, made.to_json().encode(), "--output", overwrite=overwrite)
     notes = [
         *recorded.warnings(),
-        *unused_notes(wire, collective),
-        *formula_notes(known, [Scenario(str(choice), costs, made)]),
+        *predicting.unused_notes(wire, collective),
+        *predicting.formula_notes(known, [Scenario(str(choice), costs, made)]),
     ]
     warn(notes)
     if as_json:

@@ -75,9 +75,7 @@ def probe(
     _check_names(collective or (), DENSE_WIRES, "collective")
     _check_names([*(wire or ()), values], WIRE_BYTES, "wire")
     _check_names([sparse], SPARSE_COLLECTIVES, "sparse collective")
-    for share in density or ():
-        if not 0 < share <= 1:
-            raise typer.BadParameter(f"--density {share}: a density is above 0 and at most 1")
+    _check_shares(density or ())
     # No training: of the recipe only the number of ranks and the limits of waits are used.
     spec = measure(
         ClusterSpec,
@@ -104,6 +102,12 @@ def _check_names(names: Iterable[str], known: Iterable[str], what: str) -> None:
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"there is no {what} {name!r}; there are {', '.join(known)}")
+
+
+def _check_shares(densities: Iterable[float]) -> None:
+    for share in densities:
+        if not 0 < share <= 1:
+            raise typer.BadParameter(f"--density {share}: a density is above 0 and at most 1")
 
 
 def _print(spec: ClusterSpec, output: Path) -> None:
