@@ -27,8 +27,10 @@ from slipstream.cli.output import print_document
 from slipstream.cli.tables import table, warn
 
 if TYPE_CHECKING:
+    from slipstream.costs import Costs
     from slipstream.plan import Explanation, Plan
-    from slipstream.simulate import StepSimulation
+    from slipstream.simulate import Allowed, StepSimulation
+    from slipstream.trace import Trace
 
 MOST_REASONS = 40
 """More buckets than this are explained only in part; --json has them all."""
@@ -80,7 +82,6 @@ def plan(
     """
     from slipstream.cli import predicting
     from slipstream.outputs import check_output, write_output
-    from slipstream.plan import explain
     from slipstream.simulate import PlannerChoice, Scenario, cluster_of, load_trace, simulate_step
 
     if output is not None:
@@ -92,32 +93,36 @@ def plan(
     allowed = predicting.allowed_of(
         tolerance, wire, collective, known, [choice.name], max_bucket_bytes
     )
-    sparsity = predicting.sparsity_of(density, sparse, values, dense, recorded)
-    allowed = replace(allowed, sparsity=sparsity)
-    made = allowed.plan(choice, recorded, costs)
-    reasons = explain(
-        made,
-        recorded,
-        costs,
-        allow=allowed.wires,
-        collectives=allowed.collectives,
-        sparsity=sparsity,
+    allowed = replace(
+        allowed, sparsity=predicting.sparsity_of(density, sparse, values, dense, recorded)
     )
+    made = allowed.plan(choice, recorded, costs)
+    reasons = _explained(made, recorded, costs, allowed)
     if output is not None:
         write_output(output, made.to_json().encode(), "--output", overwrite=overwrite)
-    notes = [
-        *recorded.warnings(),
-        *predicting.unused_notes(wire, collective),
-        *predicting.formula_notes(known, [Scenario(str(choice), costs, made)]),
-    ]
+    scenario = Scenario(str(choice), costs, made)
+    notes = [*recorded.warnings(), *predicting.unused_notes(wire, collective)]
+    notes += predicting.formula_notes(known, [scenario])
     warn(notes)
     if as_json:
-        document = _document(made, reasons, notes)
-        print_document(document, sys.stdout)
+        print_document(_document(made, reasons, notes), sys.stdout)
     else:
         _show(made, reasons, simulate_step(recorded, costs, made), str(choice))
         if output is not None:
             print(f"\nplan written to {output}")
+
+
+def _explained(made: Plan, trace: Trace, costs: Costs, allowed: Allowed) -> Explanation:
+    from slipstream.plan import explain
+
+    return explain(
+        made,
+        trace,
+        costs,
+        allow=allowed.wires,
+        collectives=allowed.collectives,
+        sparsity=allowed.sparsity,
+    )
 
 
 def _document(made: Plan, reasons: Explanation, warnings: Sequence[str]) -> dict[str, Any]:
