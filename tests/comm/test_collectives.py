@@ -171,5 +171,7 @@ def test_what_there_is_not_is_refused_with_what_there_is() -> None:
         collectives.get("torus")
     with pytest.raises(PlanError, match="sends float32 or bfloat16, not 'float16'"):
         collectives.get("ring", "float16")
-    with pytest.raises(PlanError, match="no collective 'hitopk'"):
+    with pytest.raises(PlanError, match="'hitopk' sends a share of the elements"):
         collectives.get("hitopk")
+    with pytest.raises(PlanError, match=r"no collective 'tree'; .* sparse ones: hitopk"):
+        collectives.get("tree")

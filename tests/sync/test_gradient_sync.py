@@ -18,7 +18,7 @@ from slipstream.errors import PlanError, SlipstreamError, UnsupportedModel
 from slipstream.plan import Bucket, Plan
 from slipstream.sync import GradientSync
 from slipstream.sync.reducer import Reducer
-from slipstream.wires import DenseWire, Density
+from slipstream.wires import DenseWire
 from small_models import Gradients, assert_matches, batch, gradients, loss_of, mlp, weights
 
 PLANNERS = ["wfbp", "single", "fixed", "ddp"]
@@ -274,14 +274,9 @@ def test_a_plan_for_another_model_is_refused() -> None:
 def test_a_plan_beyond_the_engine_is_refused() -> None:
     names = tuple(name for name, _ in mlp().named_parameters())
     num_bytes = sum(param.numel() * 4 for param in mlp().parameters())
-    sparse = Bucket(
-        gradients=names,
-        bytes=num_bytes,
-        collective="hitopk",
-        wire=Density(density=0.1, values="float32"),
-    )
-    with pytest.raises(PlanError, match="The engine has no collective 'hitopk'"):
-        GradientSync(mlp(), plan=Plan(planner="x", reduce=(sparse,)))
+    in_full = Bucket(gradients=names, bytes=num_bytes, collective="hitopk")
+    with pytest.raises(PlanError, match="'hitopk' sends a share of the elements, not all of them"):
+        GradientSync(mlp(), plan=Plan(planner="x", reduce=(in_full,)))
     by_torus = Bucket(gradients=names, bytes=num_bytes, collective="torus")
     gathers = Plan(planner="x", wait="forward", reduce=(by_torus,), gather=(by_torus,))
     with pytest.raises(PlanError, match="Bucket 0 of the plan travels by 'torus'"):

@@ -87,6 +87,7 @@ def test_a_rank_is_named_once() -> None:
         assert attributed(1, text) == text
     assert attributed(1, "rank 10 froze") == "rank 1: rank 10 froze"
     assert attributed(0, "rank 1 froze") == "rank 0: rank 1 froze"
+    assert attributed(1, "rank 0: train.gz is damaged") == "rank 0: train.gz is damaged"
 
 
 def test_without_a_starter_nothing_is_written(

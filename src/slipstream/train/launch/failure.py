@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -145,6 +146,6 @@ def as_error(ends: Sequence[RankEnd], *, num_ranks: int) -> SlipstreamError:
 
 
 def attributed(rank: int, text: str) -> str:
-    """``text`` with the rank that said it, unless it says so itself."""
-    named = text.lower().startswith((f"rank {rank} ", f"rank {rank}:"))
+    """``text`` with the rank that said it, unless it names that, or whose error it passes on."""
+    named = re.match(rf"rank ({rank} |\d+:)", text.lower())
     return text if named else f"rank {rank}: {text}"
