@@ -55,7 +55,8 @@ def lower_bounds(trace: Trace, reduce: Menu, gather: Menu | None = None) -> list
 def _after_last(half: Half, menu: Menu) -> float:
     """The last gradient becomes ready, then the cheapest bucket that can hold it travels."""
     # in a bucket of its own lane, or with everything of its dtype where all of it is sent in full
-    least = min(_cheapest_tail(half, each) for each in (menu, Menu(menu.dense)))
+    menus = (menu, Menu(menu.dense)) if menu.sparse else (menu,)
+    least = min(_cheapest_tail(half, each) for each in menus)
     return max(half.floor_seconds, half.ready_seconds[-1] + least)
 
 

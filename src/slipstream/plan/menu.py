@@ -49,6 +49,10 @@ class Menu:
     def lanes(self, gradients: Sequence[Sized]) -> dict[LaneKey, list[int]]:
         """The positions of each lane's gradients."""
         found: dict[LaneKey, list[int]] = {}
+        if not self.sparse:  # the common case, for which simulations ask very often
+            for position, gradient in enumerate(gradients):
+                found.setdefault((gradient.dtype, False), []).append(position)
+            return found
         for position, gradient in enumerate(gradients):
             found.setdefault(self.lane_of(gradient), []).append(position)
         return found
