@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 
 def renewed(document: str, name: str, content: str) -> str:
@@ -16,6 +18,18 @@ def renewed(document: str, name: str, content: str) -> str:
     if count != 1:
         raise ValueError(f"there are {count} pairs of markers for {name}; one is right.")
     return text
+
+
+def stale_parts(page: Path, parts: Mapping[str, str], *, write: bool) -> list[str]:
+    """The generated parts of a page that differ from what stands there; writes them if asked."""
+    before = page.read_text(encoding="utf-8")
+    stale = [name for name, text in parts.items() if renewed(before, name, text) != before]
+    if write:
+        after = before
+        for name, text in parts.items():
+            after = renewed(after, name, text)
+        page.write_text(after, encoding="utf-8")
+    return stale
 
 
 def markdown_table(head: list[str], rows: list[list[str]]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Figure, finish, options
-from markers import markdown_table, renewed
+from markers import markdown_table, stale_parts
 from slipstream.cluster import Cluster
 from slipstream.costs import Costs, Link, Links
 from slipstream.costs.formulas import break_even_density
@@ -144,14 +144,10 @@ def main() -> int:
         for name, share in found.items():
             figures.append(Figure(f"{side} x {side}, 128 cards, {name}", f"{100 * share:.1f} %"))
             ratios[f"{side}: {name}"] = share
-    document = DOCUMENT.read_text(encoding="utf-8")
-    stale = [name for name, text in parts.items() if renewed(document, name, text) != document]
+    write = not arguments.quick and not arguments.check
+    stale = stale_parts(DOCUMENT, parts, write=write)
     if arguments.check and stale:
         print(f"{DOCUMENT.name}: {', '.join(stale)} differ", file=sys.stderr)
-    elif not arguments.quick and not arguments.check:
-        for name, text in parts.items():
-            document = renewed(document, name, text)
-        DOCUMENT.write_text(document, encoding="utf-8")
     finish("reproduce_public_cloud", figures, ratios, quick=arguments.quick, stale=stale)
     return 1 if arguments.check and stale else 0
 

@@ -13,10 +13,9 @@ from ranks import Rank, run_ranks
 from slipstream.cluster import Cluster
 from slipstream.comm import Collectives
 from slipstream.comm.nodes import Torus
-from slipstream.comm.teams import Team
 from slipstream.errors import PlanError
 from slipstream.wires import WIRE_BYTES
-from ways import MESSAGES, WAYS, Shape, Way, Ways, shapes_of, summed
+from ways import MESSAGES, WAYS, Shape, Way, Ways, count_bytes_between_nodes, shapes_of, summed
 
 LENGTHS = [*range(34), 1023, 1025]
 SHAPES: dict[int, Shape] = dict(
@@ -149,20 +148,11 @@ def test_bytes_between_nodes_are_those_of_the_formula(
     shape: Shape, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, length = Cluster(shape), 2**14
-    sent: list[tuple[int, int]] = []
-    send = Team.send
+    sent = count_bytes_between_nodes(monkeypatch, cluster)
 
-    def counted(team: Team, tensor: torch.Tensor, member: int, tag: int) -> object:
-        nodes = [cluster.node_of(team.ranks[place]) for place in (team.index, member)]
-        if nodes[0] != nodes[1]:
-            sent.append((nodes[0], tensor.nbytes))
-        return send(team, tensor, member, tag)
-
-    monkeypatch.setattr(Team, "send", counted)
     run_ranks(summed(way, shape, lambda rank: torch.ones(length)), cluster.world_size)
     for node in range(cluster.nodes):
-        total = sum(size for source, size in sent if source == node)
-        assert total == pytest.approx(expected_bytes(way, cluster, 4 * length), rel=0.03), node
+        assert sent[node] == pytest.approx(expected_bytes(way, cluster, 4 * length), rel=0.03), node
 
 
 def test_what_there_is_not_is_refused_with_what_there_is() -> None:

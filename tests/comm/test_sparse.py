@@ -11,10 +11,9 @@ import torch
 from ranks import Rank, run_ranks
 from slipstream.cluster import Cluster
 from slipstream.comm.sparse import Gather, TopK
-from slipstream.comm.teams import Team
 from slipstream.errors import PlanError
 from slipstream.wires import Density
-from ways import Shape, shapes_of
+from ways import Shape, count_bytes_between_nodes, shapes_of
 
 NAMES = ("hitopk", "naive_topk", "a2a_topk")
 LENGTHS = (0, 1, 2, 3, 5, 7, 8, 13, 33, 1000, 1025)
@@ -187,20 +186,12 @@ def test_bytes_between_nodes_are_those_of_the_formula(
     name: str, shape: Shape, values: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, length, density = Cluster(shape), 2**20, 0.01
-    sent: list[tuple[int, int]] = []
-    send = Team.send
-
-    def counted(team: Team, tensor: torch.Tensor, member: int, tag: int) -> object:
-        nodes = [cluster.node_of(team.ranks[place]) for place in (team.index, member)]
-        if nodes[0] != nodes[1]:
-            sent.append((nodes[0], tensor.nbytes))
-        return send(team, tensor, member, tag)
+    sent = count_bytes_between_nodes(monkeypatch, cluster)
 
     def body(rank: Rank) -> None:
         wire = Density.model_validate({"density": density, "values": values})
         TopK(name, rank.group, cluster, length, wire).sum_(integers(rank.rank, 0, length))
 
-    monkeypatch.setattr(Team, "send", counted)
     run_ranks(body, cluster.world_size)
     k_bytes = density * length * (4 + (4 if values == "float32" else 2))
     ranks, nodes = cluster.world_size, cluster.nodes
@@ -210,8 +201,7 @@ def test_bytes_between_nodes_are_those_of_the_formula(
         "a2a_topk": 2 * (nodes - 1) / nodes * k_bytes,
     }[name]
     for node in range(nodes):
-        total = sum(size for source, size in sent if source == node)
-        assert total == pytest.approx(expected, rel=0.03), node
+        assert sent[node] == pytest.approx(expected, rel=0.03), node
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
@@ -15,6 +17,7 @@ from slipstream.cluster import Cluster
 from slipstream.comm import Collective, Collectives
 from slipstream.comm.pieces import PIECES
 from slipstream.comm.subgroups import Make, Subgroups
+from slipstream.comm.teams import Team
 from slipstream.wires import DENSE_WIRES, DenseWire
 
 Shape = tuple[int, ...]
@@ -96,3 +99,20 @@ def summed(
         return flat
 
     return body
+
+
+def count_bytes_between_nodes(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> list[int]:
+    """What each node sends to others from now on, by node; ranks are threads."""
+    sent = [0] * cluster.nodes
+    lock = threading.Lock()
+    send = Team.send
+
+    def counted(team: Team, tensor: torch.Tensor, member: int, tag: int) -> object:
+        source, target = (cluster.node_of(team.ranks[p]) for p in (team.index, member))
+        if source != target:
+            with lock:
+                sent[source] += tensor.nbytes
+        return send(team, tensor, member, tag)
+
+    monkeypatch.setattr(Team, "send", counted)
+    return sent

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from slipstream.sparsify.selection import MOST_ELEMENTS, Selection
+from slipstream.sparsify.selection import Selection, check
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,20 +235,7 @@ def check_on_gpu(values: torch.Tensor, k: int) -> None:
     import triton  # type: ignore[import-untyped]
 
     wanted = "cpu" if triton.knobs.runtime.interpret else "cuda"
-    if values.device.type != wanted or values.dtype != torch.float32:
-        raise ValueError(
-            f"Selection takes float32 on the GPU, not {values.dtype} on {values.device}."
-        )
-    if values.dim() != 1 or not values.is_contiguous():
-        raise ValueError(
-            f"Selection takes a flat, contiguous tensor, not one of shape {tuple(values.shape)} "
-            f"and stride {values.stride()}."
-        )
-    n = values.numel()
-    if n > MOST_ELEMENTS:
-        raise ValueError(f"{n:,} elements are too many for 32-bit indices; split the tensor.")
-    if not min(1, n) <= k <= n:
-        raise ValueError(f"{k} of {n} elements cannot be selected.")
+    check(values, k, on="GPU", device_type=wanted)
 
 
 def _overlap(first: torch.Tensor, second: torch.Tensor) -> bool:

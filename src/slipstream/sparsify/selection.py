@@ -79,11 +79,11 @@ def k_of(density: float, n: int) -> int:
     return min(n, max(1, math.ceil(Fraction(repr(float(density))) * n)))
 
 
-def check(values: torch.Tensor, k: int) -> None:
-    """Raises ValueError for what no selector takes."""
-    if values.device.type != "cpu" or values.dtype != torch.float32:
+def check(values: torch.Tensor, k: int, *, on: str = "CPU", device_type: str = "cpu") -> None:
+    """Raises ValueError for what no selector takes; on: what the device is called."""
+    if values.device.type != device_type or values.dtype != torch.float32:
         raise ValueError(
-            f"Selection takes float32 on the CPU, not {values.dtype} on {values.device}."
+            f"Selection takes float32 on the {on}, not {values.dtype} on {values.device}."
         )
     if values.dim() != 1 or not values.is_contiguous():
         raise ValueError(

@@ -27,17 +27,13 @@ class Debts:
     _peers: Peers
     _rounds: Rounds
 
-    def wait(self) -> None:
-        """Returns when no averages are in flight."""
-        raise NotImplementedError
-
     def residual_state(self) -> ResidualState:
         """This rank's residuals, copied; empty where no bucket is sparse. Waits.
 
         Every rank has its own, and a checkpoint needs those of all ranks. They are in the unit of
         the gradients; after `follow`, of those without loss scale.
         """
-        self.wait()
+        self._rounds.wait()
         return {
             f"{piece.parameter}@{piece.start}{'+' * piece.second}": piece.values
             / self._rounds.scale
@@ -59,7 +55,7 @@ class Debts:
         bit for bit; else each is still owed by someone, and sums over ranks are kept. Raises
         CheckpointError for what does not fit the model, with nothing changed.
         """
-        self.wait()
+        self._rounds.wait()
         owed = []
         for saved, state in enumerate(states):
             pieces = [self._piece(name, values) for name, values in state.items()]

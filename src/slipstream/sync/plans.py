@@ -21,10 +21,6 @@ class Plans:
     _rounds: Rounds
     _updates: Updates | None
 
-    def wait(self) -> None:
-        """Returns when no averages are in flight."""
-        raise NotImplementedError
-
     @property
     def plan(self) -> Plan:
         """The plan of the next backward. A named planner's changes once, after the first step."""
@@ -58,7 +54,7 @@ class Plans:
         """
         if self._updates is None:
             refuse_undeferred(plan)
-        self.wait()
+        self._rounds.wait()
         reducer = self._rounds.reducer
         if reducer.in_flight or any(slot.kept for slot in reducer.slots.values()):
             raise SlipstreamError(
