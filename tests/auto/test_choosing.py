@@ -124,7 +124,7 @@ def test_what_may_be_used_is_probed_beside_what_is_in_force(
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if options.get("planner") == "pipelined":
             optimizer = sync.deferred(optimizer)
-        for step in range(TOLD):
+        for step in range(TOLD + 1):  # a round of a pipelined plan ends within the next one
             optimizer.zero_grad()
             loss_of(model, batch(rank.rank, step)).backward()
             optimizer.step()
