@@ -21,6 +21,7 @@ DenseCollective = Literal[
 SparseCollective = Literal["hitopk", "naive_topk", "a2a_topk"]
 CollectiveName = Literal[DenseCollective, SparseCollective]
 DenseWire = Literal["float32", "bfloat16", "float16"]
+SelectorName = Literal["exact", "mstopk", "sampled", "reference"]
 
 SPARSE_COLLECTIVES: tuple[SparseCollective, ...] = ("hitopk", "naive_topk", "a2a_topk")
 """They send a share of the elements, a `Density`."""
@@ -44,13 +45,18 @@ def wires_of(name: str) -> tuple[DenseWire, ...]:
 
 
 class Density(Frozen):
-    """The wire of a sparse collective: the share of elements that travel, and their dtype."""
+    """The wire of a sparse collective: the share of elements that travel, and their dtype.
+
+    selector: by which of `slipstream.sparsify` they are selected.
+    """
 
     density: float = Field(gt=0, le=1)
     values: DenseWire
+    selector: SelectorName = "exact"
 
     def __str__(self) -> str:
-        return f"{self.density:g} as {self.values}"
+        by = "" if self.selector == "exact" else f", {self.selector}"
+        return f"{self.density:g} as {self.values}{by}"
 
 
 Wire = DenseWire | Density

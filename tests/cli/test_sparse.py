@@ -33,7 +33,8 @@ def test_a_plan_says_what_is_sent_sparsely_and_where_it_breaks_even(
     assert "below a density of 50.0 %" in out
     buckets = json.loads(plan.read_text())["reduce"]
     sparse = [bucket for bucket in buckets if bucket["wire"] != "torus" and bucket["bytes"] > 2**20]
-    assert sparse and all(b["wire"] == {"density": 0.01, "values": "float32"} for b in sparse)
+    wire = {"density": 0.01, "values": "float32", "selector": "exact"}
+    assert sparse and all(bucket["wire"] == wire for bucket in sparse)
     code, again, _ = slipstream("simulate", *asked[1:5], "--plan", plan, "--json")
     assert code == 0
     dense = json.loads(slipstream(*asked, "--json")[1])["step_seconds"]
@@ -55,9 +56,13 @@ def test_simulate_takes_densities_too(slipstream: Any, cluster: Path) -> None:
         (["--density", 0], "above 0 and at most 1"),
         (["--density", 1.5], "above 0 and at most 1"),
         (["--density", 0.01, "--sparse", "torus"], "'torus' is no sparse collective"),
-        (["--density", 0.01, "--values", "float8"], "there is no wire 'float8'"),
+        (["--density", 0.01, "--values", "float8"], "'float8' is no dtype of values"),
         (["--density", 0.01, "--dense", "nothing.*"], "'nothing.*' matches no gradient"),
-        (["--dense", "*"], "--density, which is not given"),
+        (["--density", 0.01, "--selector", "largest"], "'largest' is no selector; there are exact"),
+        (["--dense", "*"], "--density, which says how large it is, is not given"),
+        (["--sparse", "hitopk"], "--sparse says how a share of the elements is sent"),
+        (["--values", "bfloat16"], "--values says how a share of the elements is sent"),
+        (["--selector", "mstopk"], "--selector says how a share of the elements is sent"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -73,3 +78,5 @@ def test_a_probe_refuses_what_it_cannot_measure(slipstream: Any) -> None:
     assert code != 0 and "above 0 and at most 1" in err
     code, _, err = slipstream("probe", "--density", 0.1, "--sparse", "ring")
     assert code != 0 and "hitopk" in err
+    code, _, err = slipstream("probe", "--selector", "mstopk")
+    assert code != 0 and "--density" in err

@@ -47,8 +47,8 @@ def cases_of(ranks: int) -> Iterator[Case]:
 def owed(collective: TopK) -> torch.Tensor:
     """What a rank has kept of each element."""
     kept = torch.zeros(collective.numel)
-    for part in collective.residuals():
-        kept[part.start : part.start + part.residual.numel()] += part.residual
+    for part in collective.kept():
+        kept[part.start : part.start + part.values.numel()] += part.values
     return kept
 
 
@@ -163,15 +163,15 @@ def test_what_is_not_finite_reaches_all_ranks_and_can_be_undone(name: str) -> No
         density = Density(density=0.05, values="float32")
         collective = TopK(name, rank.group, Cluster((2, 2)), 200, density, can_undo=True)
         collective.sum_(integers(rank.rank, 0, 200))
-        before = [kept.residual.clone() for kept in collective.residuals()]
+        before = [kept.values.clone() for kept in collective.kept()]
         flat = integers(rank.rank, 1, 200)
         if rank.rank == 2:
             flat[150] = torch.inf
         collective.sum_(flat)
         assert collective.saw_nonfinite
-        assert all(kept.residual.isfinite().all() for kept in collective.residuals())
+        assert all(kept.values.isfinite().all() for kept in collective.kept())
         collective.undo()
-        after = [kept.residual for kept in collective.residuals()]
+        after = [kept.values for kept in collective.kept()]
         assert all(map(torch.equal, before, after))
         return flat
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from slipstream.sparsify import SELECTORS, Selection, k_of, selector
 from slipstream.sparsify.exact import Exact
 from slipstream.sparsify.mstopk import MSTopK
 from slipstream.sparsify.sampled import Sampled
+from slipstream.wires import SelectorName
 
 INF, NAN = float("inf"), float("nan")
 ODD = [0.0, -0.0, 1e-45, -1e-45, 1e-38, 1.0, -1.0, 3.4e38, INF, -INF, NAN]
@@ -194,6 +197,7 @@ def test_what_cannot_be_selected_from_is_refused(
 
 
 def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    assert get_args(SelectorName) == SELECTORS, "plans name them so"
     with pytest.raises(PlanError, match="no selector 'topk'; there are exact, mstopk"):
         selector("topk")
 

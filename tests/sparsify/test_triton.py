@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import triton_cases
+from slipstream.errors import PlanError
+from slipstream.sparsify import selector
 from slipstream.sparsify.exact_gpu import ExactOnGPU, Tiling
 from triton_cases import CASES
 
@@ -36,6 +38,13 @@ def test_interpreted_kernels_select_what_the_cpu_selects(
     interpreted: dict[str, str | None], case: str
 ) -> None:
     assert interpreted[case] is None
+
+
+def test_it_is_what_a_selector_by_name_is_on_a_gpu() -> None:
+    assert isinstance(selector("exact", device_type="cuda"), ExactOnGPU)
+    for name, device_type in (("mstopk", "cuda"), ("exact", "xpu")):
+        with pytest.raises(PlanError, match=f"no selector '{name}' on {device_type}"):
+            selector(name, device_type=device_type)
 
 
 def test_selection_is_imported_without_triton(interpreted: dict[str, str | None]) -> None:

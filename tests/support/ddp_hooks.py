@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream import Cluster, DDPHookState, ddp_hook
-from slipstream.wires import DENSE_WIRES, DenseWire
+from slipstream import Cluster, DDPHookState, Sparsity, ddp_hook
+from slipstream.wires import DENSE_WIRES, SPARSE_COLLECTIVES, DenseWire
 from small_models import batch, loss_of, mlp, weights
 
 CLUSTER = Cluster((2, 2))
@@ -38,6 +38,38 @@ def run_all(rank: int, _world_size: int) -> dict[str, Any]:
             results[f"{name} {wire}"] = trained_with(rank, name, wire)
     results["failure"] = failure_of(rank)
     return results
+
+
+def run_sparse(rank: int, _world_size: int) -> dict[str, Any]:
+    """Sums over steps of what DDP makes of gradients that do not depend on weights."""
+    results: dict[str, Any] = {"in full": _summed(rank, None)[0]}
+    for name in SPARSE_COLLECTIVES:
+        given, owed = _summed(rank, Sparsity(0.2, collective=name, small_numel=7))
+        results |= {f"{name} given": given, f"{name} owed": owed}
+    return results
+
+
+def _summed(rank: int, sparsity: Sparsity | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """What DDP gave out in some steps, and what this rank owes afterwards; both flat."""
+    model = mlp().float()
+    params = dict(model.named_parameters())
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1e-4)
+    state = None
+    if sparsity is not None:
+        state = DDPHookState(sparsity=sparsity, model=ddp, cluster=CLUSTER, timeout_seconds=20.0)
+        ddp.register_comm_hook(state, ddp_hook)
+    total = torch.zeros(weights(model).numel())
+    for step in range(5):
+        ddp.zero_grad()
+        loss_of(ddp, batch(rank, step).float()).backward()
+        total += torch.cat([p.grad.flatten() for p in params.values() if p.grad is not None])
+    owed = {name: torch.zeros(param.numel()) for name, param in params.items()}
+    for key, values in (state.__getstate__()["residuals"] if state else {}).items():
+        name, _, start = key.removesuffix("+").partition("@")
+        owed[name][int(start) : int(start) + values.numel()] += values
+    if state is not None:
+        state.close()
+    return total, torch.cat(list(owed.values()))
 
 
 def failure_of(rank: int) -> str:

@@ -132,6 +132,20 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(
     assert final_state(run) == final_state(folder)
 
 
+def test_a_resume_may_change_momentum_and_decay(whole: Whole, tmp_path: Path) -> None:
+    """What the recipe says now counts, not what the checkpoint's optimizer had."""
+    summaries, _ = whole
+    run, world_size = tmp_path / "run", len(summaries)
+    with pytest.raises(TrainingStopped):
+        run_all(tiny_recipe(), world_size, run, watch=stop_in(2, rank=0))
+    changed = tiny_recipe("optimizer.momentum=0.5", "optimizer.weight_decay=0.01")
+    resumed = run_all(changed, world_size, run, resume=run)
+    assert resumed[0]["weights_sha256"] != summaries[0]["weights_sha256"]
+    options = [group.options for group in load(find_checkpoint(run)).optimizer_groups]
+    assert [group["momentum"] for group in options] == [0.5, 0.5]
+    assert [group["weight_decay"] for group in options] == [0.01, 0.0]
+
+
 def test_a_run_that_stops_and_resumes_twice_has_no_gap_and_no_overlap(tmp_path: Path) -> None:
     recipe = tiny_recipe("run.log_every_steps=1")
     seen: list[tuple[int, int, list[int]]] = []

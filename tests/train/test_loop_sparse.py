@@ -72,6 +72,22 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
         assert again["weights_sha256"] == whole["weights_sha256"], step
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("sparse.selector=mstopk",),
+        ("sparse.correct_momentum=true", "sparse.clip_norm=5", "sparse.until_epoch=2"),
+    ],
+    ids=["drawing", "momentum"],
+)
+def test_so_is_one_that_draws_or_keeps_velocities(more: tuple[str, ...], tmp_path: Path) -> None:
+    this = recipe("sparse.collective=hitopk", *more)
+    whole = run_all(this, 2, tmp_path / "whole")[0]
+    for step in (6, 12):
+        again = resumed(tmp_path / "whole", step, tmp_path / f"from {step}", this, 2)
+        assert again["weights_sha256"] == whole["weights_sha256"], step
+
+
 def test_densities_follow_the_epochs_and_the_last_ones_are_dense(tmp_path: Path) -> None:
     this = recipe("sparse.warmup_densities=[0.5]", "sparse.until_epoch=2")
     whole = run_all(this, 2, tmp_path / "whole")[0]
@@ -136,7 +152,10 @@ def way_of(bucket: Bucket) -> tuple[str, Wire]:
         (["sparse.density=2"], "sparse.density"),
         (["sparse.density=0"], ""),
         (["sparse.warmup_densities=[0.5, 0]"], "above 0 and at most 1"),
-        (["sparse.density=0", "sparse.until_epoch=1"], "need sparse.density"),
+        (["sparse.density=0", "sparse.until_epoch=1"], "until_epoch needs sparse.density"),
+        (["sparse.density=0", "sparse.correct_momentum=true"], "momentum needs sparse.density"),
+        (["sparse.clip_norm=1"], "set sparse.correct_momentum=true"),
+        (["sparse.selector=largest"], "sparse.selector"),
         (["sparse.collective=torus"], "sparse.collective"),
     ],
 )

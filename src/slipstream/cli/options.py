@@ -55,10 +55,24 @@ DensityOption = Annotated[
     ),
 ]
 SparseOption = Annotated[
-    str, typer.Option(metavar="NAME", help="By what then: hitopk, a2a_topk or naive_topk.")
+    str | None,
+    typer.Option(
+        metavar="NAME", help="By what then: hitopk, a2a_topk, naive_topk.  [default: hitopk]"
+    ),
 ]
 ValuesOption = Annotated[
-    str, typer.Option(metavar="WIRE", help="As what those elements travel: float32, bfloat16, ...")
+    str | None,
+    typer.Option(
+        metavar="WIRE",
+        help="As what those elements travel: float32, bfloat16, float16.  [default: float32]",
+    ),
+]
+SelectorOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="What selects them: exact, mstopk, sampled, reference.  [default: exact]",
+    ),
 ]
 DenseOption = Annotated[
     list[str] | None,
@@ -79,3 +93,13 @@ NetworkJitterOption = Annotated[
 ]
 StepsOption = Annotated[int, typer.Option(min=1, help="How many steps are drawn.")]
 SeedOption = Annotated[int, typer.Option(min=0, help="The same seed draws the same steps.")]
+
+
+def refuse_without_density(is_given: bool, **others: object) -> None:
+    """Raises typer's BadParameter where options speak of what nothing makes sparse."""
+    for name, value in others.items():
+        if value and not is_given:
+            raise typer.BadParameter(
+                f"--{name} says how a share of the elements is sent, and --density, which says how "
+                "large it is, is not given"
+            )

@@ -17,6 +17,7 @@ from slipstream.cli.options import (
     DenseOption,
     DensityOption,
     OverwriteOption,
+    SelectorOption,
     SparseOption,
     ToleranceOption,
     TraceOption,
@@ -67,8 +68,9 @@ def plan(
     collective: CollectiveOption = None,
     wire: WireOption = None,
     density: DensityOption = None,
-    sparse: SparseOption = "hitopk",
-    values: ValuesOption = "float32",
+    sparse: SparseOption = None,
+    values: ValuesOption = None,
+    selector: SelectorOption = None,
     dense: DenseOption = None,
     output: _Output = None,
     overwrite: OverwriteOption = False,
@@ -94,7 +96,8 @@ def plan(
         tolerance, wire, collective, known, [choice.name], max_bucket_bytes
     )
     allowed = replace(
-        allowed, sparsity=predicting.sparsity_of(density, sparse, values, dense, recorded)
+        allowed,
+        sparsity=predicting.sparsity_of(recorded, density, dense, sparse, values, selector),
     )
     made = allowed.plan(choice, recorded, costs)
     reasons = _explained(made, recorded, costs, allowed)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from slipstream.cli.options import MOST_NODES
+from slipstream.cli.options import MOST_NODES, refuse_without_density
 from slipstream.costs import ClusterSpec, Costs, Operation, Wire
 from slipstream.errors import PlanError
 from slipstream.plan import Bucket, Plan, explain
@@ -139,27 +139,28 @@ def allowed_of(
 
 
 def sparsity_of(
-    density: float | None,
-    collective: str,
-    values: str,
-    dense: Sequence[str] | None,
     trace: Trace,
+    density: float | None,
+    dense: Sequence[str] | None,
+    sparse: str | None,
+    values: str | None,
+    selector: str | None,
 ) -> Sparsity | None:
     """What may be sent sparsely; nothing where no density is given.
 
     Raises typer's BadParameter for wires that there are not, for patterns that match nothing, and
     where anything else is said of what is not sent sparsely; PlanError for other values.
     """
+    refuse_without_density(
+        density is not None, dense=dense, sparse=sparse, values=values, selector=selector
+    )
     if density is None:
-        if dense:
-            raise typer.BadParameter("--dense exempts gradients from --density, which is not given")
         return None
-    if values not in _WIRES:
-        raise typer.BadParameter(f"there is no wire {values!r}; there are {', '.join(_WIRES)}")
     found = Sparsity(
         density=density,
-        values=_WIRES[values],
-        collective=collective,  # type: ignore[arg-type]  # it checks
+        values=values or "float32",  # type: ignore[arg-type]  # it checks
+        collective=sparse or "hitopk",  # type: ignore[arg-type]
+        selector=selector or "exact",  # type: ignore[arg-type]
         dense=tuple(dense or ()),
     )
     for pattern in found.unmatched([gradient.name for gradient in trace.gradients]):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -12,8 +12,10 @@ from slipstream.cli.options import (
     LONGEST_SECONDS,
     NodesOption,
     OverwriteOption,
+    SelectorOption,
     SparseOption,
     ValuesOption,
+    refuse_without_density,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +55,9 @@ def probe(
     collective: _Collectives = None,
     wire: _Wires = None,
     density: _Densities = None,
-    sparse: SparseOption = "hitopk",
-    values: ValuesOption = "float32",
+    sparse: SparseOption = None,
+    values: ValuesOption = None,
+    selector: SelectorOption = None,
     output: Annotated[Path, typer.Option(help="The cluster file to write.")] = Path("cluster.json"),
     overwrite: OverwriteOption = False,
     as_json: Annotated[
@@ -70,12 +73,10 @@ def probe(
     from slipstream.costs import ClusterSpec
     from slipstream.train.launch.measure import PROBE
     from slipstream.train.recipe import load_recipe
-    from slipstream.wires import DENSE_WIRES, SPARSE_COLLECTIVES, WIRE_BYTES
+    from slipstream.wires import DENSE_WIRES, WIRE_BYTES
 
     _check_names(collective or (), DENSE_WIRES, "collective")
-    _check_names([*(wire or ()), values], WIRE_BYTES, "wire")
-    _check_names([sparse], SPARSE_COLLECTIVES, "sparse collective")
-    _check_shares(density or ())
+    _check_names(wire or (), WIRE_BYTES, "wire")
     # No training: of the recipe only the number of ranks and the limits of waits are used.
     spec = measure(
         ClusterSpec,
@@ -85,7 +86,7 @@ def probe(
             "seconds": seconds,
             "collectives": collective or [],
             "wires": wire or ["float32"],
-            "sparse": [[sparse, share, values] for share in density or ()],
+            "sparse": _sparse_sums(density or [], sparse, values, selector),
         },
         nodes=nodes,
         per_node=per_node,
@@ -102,6 +103,25 @@ def _check_names(names: Iterable[str], known: Iterable[str], what: str) -> None:
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"there is no {what} {name!r}; there are {', '.join(known)}")
+
+
+def _sparse_sums(
+    densities: Sequence[float], sparse: str | None, values: str | None, selector: str | None
+) -> list[dict[str, Any]]:
+    """What each sparse sum to measure is made of. Raises typer's BadParameter."""
+    from slipstream.wires import SPARSE_COLLECTIVES, WIRE_BYTES, SelectorName
+
+    refuse_without_density(bool(densities), sparse=sparse, values=values, selector=selector)
+    sums = {
+        "collective": sparse or "hitopk",
+        "values": values or "float32",
+        "selector": selector or "exact",
+    }
+    _check_names([sums["collective"]], SPARSE_COLLECTIVES, "sparse collective")
+    _check_names([sums["values"]], WIRE_BYTES, "wire")
+    _check_names([sums["selector"]], get_args(SelectorName), "selector")
+    _check_shares(densities)
+    return [{"density": share, **sums} for share in densities]
 
 
 def _check_shares(densities: Iterable[float]) -> None:

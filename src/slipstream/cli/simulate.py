@@ -20,6 +20,7 @@ from slipstream.cli.options import (
     NetworkJitterOption,
     OverwriteOption,
     SeedOption,
+    SelectorOption,
     SparseOption,
     StepsOption,
     StragglersOption,
@@ -72,8 +73,9 @@ def simulate(
     collective: CollectiveOption = None,
     wire: WireOption = None,
     density: DensityOption = None,
-    sparse: SparseOption = "hitopk",
-    values: ValuesOption = "float32",
+    sparse: SparseOption = None,
+    values: ValuesOption = None,
+    selector: SelectorOption = None,
     dense: DenseOption = None,
     jitter: JitterOption = 0.0,
     stragglers: StragglersOption = "0",
@@ -108,7 +110,8 @@ def simulate(
     recorded, costs = load_trace(trace), read_costs(cluster)
     names = [PlannerChoice.parse(text).name for text in planner or ()]
     allowed = allowed_of(tolerance, wire, collective, costs, names)
-    allowed = replace(allowed, sparsity=sparsity_of(density, sparse, values, dense, recorded))
+    sparsity = sparsity_of(recorded, density, dense, sparse, values, selector)
+    allowed = replace(allowed, sparsity=sparsity)
     found = _scenarios(recorded, costs, nodes, planner, plan, allowed)
     rows = [scenario.row(recorded, variation) for scenario in found]
     notes = [*recorded.warnings(), *unused_notes(wire, collective), *formula_notes(costs, found)]

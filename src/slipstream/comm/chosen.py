@@ -16,6 +16,7 @@ from slipstream.comm.sparse import TopK
 from slipstream.comm.subgroups import Make, Subgroups
 from slipstream.comm.torch_comm import backend_of
 from slipstream.errors import PlanError
+from slipstream.sparsify import Momentum
 from slipstream.wires import DENSE_WIRES, SPARSE_COLLECTIVES, Wire, wires_of
 
 
@@ -56,10 +57,13 @@ class Collectives:
             self._made[name, wire] = self._make(name, wire)
         return self._made[name, wire]
 
-    def for_bucket(self, name: str, wire: Wire, numel: int) -> Collective:
+    def for_bucket(
+        self, name: str, wire: Wire, numel: int, momentum: Momentum | None = None
+    ) -> Collective:
         """As `get`, for a bucket with so many elements of gradients: a sparse one keeps residuals.
 
-        On a single rank everything stays in place, whatever the wire.
+        momentum: of momentum correction, where it is sparse. On a single rank everything stays in
+        place, whatever the wire.
         """
         if isinstance(wire, str):
             return self.get(name, wire)
@@ -67,7 +71,7 @@ class Collectives:
         if self._group is None or self._group.size() == 1:
             return Alone()
         check_backend(name, backend_of(self._group, self._device), self._device.type)
-        return TopK(name, self._group, self._cluster, numel, wire, can_undo=True)
+        return TopK(name, self._group, self._cluster, numel, wire, can_undo=True, momentum=momentum)
 
     def close(self) -> None:
         """Ends the groups that were made here; nothing may be under way in them."""

@@ -23,10 +23,10 @@ full. Within a node they are gathered, between nodes each message begins with it
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -38,10 +38,11 @@ from slipstream.comm.messages import ALIGNED_BYTES, VALUES, add_message, message
 from slipstream.comm.teams import Scratch, Steps, Team, carry_out
 from slipstream.comm.widening import as_wide
 from slipstream.errors import PlanError
-from slipstream.sparsify import ErrorFeedback, k_of, selector
+from slipstream.sparsify import ErrorFeedback, Momentum, Velocity, k_of, selector
 from slipstream.wires import Density
 
 Gather = Literal["dense", "sparse"]
+Kind = Literal["residual", "second", "velocity"]
 _ADDING_BYTES = 4
 """What adding one element that arrived costs, in bytes that could travel in the node meanwhile."""
 _RING_FROM_BYTES = 32 * 1024
@@ -50,27 +51,29 @@ _TAG_A_STAGE = 2**20
 
 @dataclass(frozen=True)
 class Kept:
-    """What a rank has not sent of a bucket: float32 [n], of its elements from `start` on.
+    """What a rank keeps of a bucket from call to call: float32 [n], of elements from `start` on.
 
-    second: left over from a second selection, among what other ranks had selected.
+    kind: a residual, which was not sent yet; a second one, left over from a second selection, among
+    what other ranks had selected; or the velocity of momentum correction.
     """
 
     start: int
-    residual: torch.Tensor
-    second: bool = False
+    values: torch.Tensor
+    kind: Kind = "residual"
 
 
 class TopK:
     """The sparse sum of one bucket. Follows `Collective`.
 
     name: see above. numel: elements of the bucket to select from; what `sum_` is given beyond them
-    is summed in full. wire: the share of them that travels, and as what. selector_name, seed: see
-    `slipstream.sparsify.selector`. gather: how rows get around inside a node, as they are or as the
+    is summed in full. wire: the share of them that travels, as what, and by which selector. seed:
+    of selectors that draw. gather: how rows get around inside a node, as they are or as the
     selections that they are made of; None takes what moves fewer bytes there. can_undo: see `undo`.
+    momentum: of momentum correction, at the first selection; None adds gradients as they are.
 
     selection_seconds: what selecting took in the last call; saw_nonfinite: whether a rank selected
-    something that is not finite, the same on all ranks; draw: how many calls there were, for
-    selectors that draw at random. float32 and 16-bit buckets on CPUs only.
+    something that is not finite, the same on all ranks; draw: which random numbers the next
+    call uses, if any; the caller counts it. float32 and 16-bit buckets on CPUs only.
     """
 
     layout_invariant = False
@@ -83,10 +86,10 @@ class TopK:
         numel: int,
         wire: Density,
         *,
-        selector_name: str = "exact",
         seed: int = 0,
         gather: Gather | None = None,
         can_undo: bool = False,
+        momentum: Momentum | None = None,
     ) -> None:
         self.name, self.wire, self.numel = name, wire, numel
         self.selection_seconds, self.draw = 0.0, 0
@@ -102,11 +105,15 @@ class TopK:
         self._ks = [[k_of(wire.density, len(part)) for part in row] for row in self._parts]
         largest = max(k for row in self._ks for k in row)
         self._slot_bytes = message_bytes(max(largest, 1), self._values)
-        select = selector(selector_name, seed)
+        select = selector(wire.selector, seed)
         self._mine = [
             ErrorFeedback(len(part), select, values=self._values, can_undo=can_undo)
             for part in self._parts[self._node.index]
         ]
+        self._velocities: list[Velocity] = []
+        if momentum is not None:
+            sizes = [len(part) for part in self._parts[self._node.index]]
+            self._velocities = [Velocity(size, momentum, can_undo=can_undo) for size in sizes]
         self._owned: ErrorFeedback | None = None
         if name == "a2a_topk":
             owned = self._parts[self._node.index][self._across.index]
@@ -143,41 +150,43 @@ class TopK:
         """How rows get around inside a node."""
         return self._gather
 
-    def residuals(self) -> Iterator[Kept]:
-        """What this rank has not sent yet, to be read or overwritten between calls.
+    def kept(self) -> Iterator[Kept]:
+        """What this rank keeps, to be read or overwritten between calls.
 
-        The sum over all ranks is what is still missing in the averages (with `divisor` 1: in the
-        sums) that were given out.
+        The sum of residuals over all ranks is what is still missing in the averages (with `divisor`
+        1: in the sums) that were given out, or with momentum correction in the updates.
         """
         parts = self._parts[self._node.index]
         for part, feedback in zip(parts, self._mine, strict=True):
             yield Kept(part.start, feedback.residual)
         if self._owned is not None:
-            yield Kept(parts[self._across.index].start, self._owned.residual, second=True)
+            yield Kept(parts[self._across.index].start, self._owned.residual, "second")
+        for part, velocity in zip(parts, self._velocities, strict=bool(self._velocities)):
+            yield Kept(part.start, velocity.velocity, "velocity")
 
     def undo(self) -> None:
-        """Makes residuals what they were before the last call, bit for bit. Needs `can_undo`."""
-        for feedback in self._feedbacks():
-            feedback.undo()
+        """Makes what is kept what it was before the last call, bit for bit. Needs `can_undo`."""
+        for keeper in self._keepers():
+            keeper.undo()
 
     def undo_elements(self, start: int, stop: int) -> None:
         """As `undo`, of these elements of the bucket alone; may be called for several."""
-        for kept, feedback in zip(self.residuals(), self._feedbacks(), strict=True):
-            low, high = max(start - kept.start, 0), min(stop - kept.start, kept.residual.numel())
+        for kept, keeper in zip(self.kept(), self._keepers(), strict=True):
+            low, high = max(start - kept.start, 0), min(stop - kept.start, kept.values.numel())
             if low < high:
-                feedback.undo_elements(low, high)
+                keeper.undo_elements(low, high)
 
-    def take_over(self, owed: torch.Tensor, second: torch.Tensor) -> None:
-        """Makes residuals what is owed by all ranks together; communicates.
+    def take_over(self, owed: Mapping[Kind, torch.Tensor]) -> None:
+        """Makes what is kept what is owed by all ranks together; communicates.
 
-        owed, second: float32 [numel], mutated: what this rank owes, from another layout or an
-        earlier run; second: of second selections, which stays one where this rank has it, and is
+        owed: float32 [numel] of every kind, mutated: what this rank owes, from another layout or an
+        earlier run. What is owed of second selections stays that where this rank has them, and is
         owed like all else where it has not. What several ranks of a node owe is added. Raises what
         the backend raises when a rank does not come.
         """
         if self._owned is None:
-            owed += second
-        carry_out([self._take_over(owed, second)])
+            owed["residual"].add_(owed["second"])
+        carry_out([self._take_over(owed)])
         self._scratch.release()
 
     def sum_(self, flat: torch.Tensor, divisor: int = 1) -> None:
@@ -186,21 +195,26 @@ class TopK:
         Division comes before selection, so that residuals have the unit of averages. Raises
         PlanError for 64-bit and complex numbers.
         """
-        with as_wide(flat) as wide:
+        self.sum_beside_(flat[: self.numel], flat[self.numel :], divisor)
+
+    def sum_beside_(self, flat: torch.Tensor, tail: torch.Tensor, divisor: int = 1) -> None:
+        """As `sum_`, where what is summed in full (1-D, of the same dtype) lies elsewhere."""
+        with as_wide(flat) as wide, as_wide(tail) as wide_tail:
             if wide.dtype != torch.float32:
                 raise PlanError(
                     f"The collective {self.name!r} sends 32-bit and 16-bit gradients, and these "
                     f"are {flat.dtype}; plan another collective for their buckets."
                 )
-            carry_out([self._steps(wide[: self.numel], wide[self.numel :], divisor)])
+            carry_out([self._steps(wide, wide_tail, divisor)])
         self._scratch.release()
-        self.draw += 1
 
     def begin(self, flat: torch.Tensor, divisor: int = 1) -> None:
         """None: see `Flat.begin`."""
 
-    def _feedbacks(self) -> list[ErrorFeedback]:
-        return [*self._mine, *([] if self._owned is None else [self._owned])]
+    def _keepers(self) -> list[ErrorFeedback | Velocity]:
+        """Of what `kept` gives, in its order."""
+        second = [] if self._owned is None else [self._owned]
+        return [*self._mine, *second, *self._velocities]
 
     def _steps(self, flat: torch.Tensor, tail: torch.Tensor, divisor: int) -> Steps:
         node, self.selection_seconds = self._node, 0.0
@@ -212,7 +226,7 @@ class TopK:
         yield from self._sum_in_node(tail)
         self._lead_of(results[self._across.index], tail).copy_(tail)
         if self._owned is None:
-            self._select(self._mine[0], row, results[self._across.index])
+            self._select_mine(0, row, results[self._across.index])
         else:
             yield from self._exchange_parts(self._owned, row, results)
         yield from self._spread(results)
@@ -239,23 +253,30 @@ class TopK:
         """The beginning of a message, which is a sum of tails."""
         return slot[: tail.nbytes].view(tail.dtype)
 
-    def _take_over(self, owed: torch.Tensor, second: torch.Tensor) -> Steps:
-        node = self._node
-        rows = owed.tensor_split(node.size)
-        yield from exchanges.scatter_at_once(node, rows, self._local, 0, 1)
-        parts = rows[node.index].tensor_split(len(self._mine))
+    def _take_over(self, owed: Mapping[Kind, torch.Tensor]) -> Steps:
+        parts = yield from self._scatter_owed(owed["residual"], 0)
         for feedback, part in zip(self._mine, parts, strict=True):
             feedback.residual.copy_(part)
+        if self._velocities:
+            parts = yield from self._scatter_owed(owed["velocity"], 7 * _TAG_A_STAGE)
+            for velocity, part in zip(self._velocities, parts, strict=True):
+                velocity.velocity.copy_(part)
         if self._owned is None:
             return
-        rows = second.tensor_split(node.size)
-        yield from exchanges.scatter_at_once(node, rows, self._local, _TAG_A_STAGE, 1)
-        parts = rows[node.index].tensor_split(len(self._mine))
+        parts = yield from self._scatter_owed(owed["second"], _TAG_A_STAGE)
         for place, (feedback, part) in enumerate(zip(self._mine, parts, strict=True)):
             if place == self._across.index:
                 self._owned.residual.copy_(part)
             else:
                 feedback.residual += part
+
+    def _scatter_owed(
+        self, flat: torch.Tensor, tag: int
+    ) -> Generator[Any, None, tuple[torch.Tensor, ...]]:
+        """The parts of this rank's row of the sum over its node (`flat` is mutated)."""
+        rows = flat.tensor_split(self._node.size)
+        yield from exchanges.scatter_at_once(self._node, rows, self._local, tag, 1)
+        return rows[self._node.index].tensor_split(len(self._mine))
 
     def _exchange_parts(
         self, owned: ErrorFeedback, row: torch.Tensor, results: torch.Tensor
@@ -269,8 +290,8 @@ class TopK:
         awaited = [
             across.receive(arriving[o, lead : lead + sizes[index]], o, tag) for o in across.others()
         ]
-        for feedback, part, slot in zip(self._mine, parts, outgoing, strict=True):
-            self._select(feedback, part, slot)
+        for place, (part, slot) in enumerate(zip(parts, outgoing, strict=True)):
+            self._select_mine(place, part, slot)
         arriving[index] = outgoing[index]
         sent = [across.send(outgoing[o, lead : lead + sizes[o]], o, tag) for o in across.others()]
         yield awaited
@@ -322,11 +343,24 @@ class TopK:
         pairs = zip(messages, landings, strict=True)
         return not all([add_message(m, k, self._values, target) for m, (target, k) in pairs])
 
-    def _select(self, feedback: ErrorFeedback, part: torch.Tensor, slot: torch.Tensor) -> None:
+    def _select_mine(self, place: int, part: torch.Tensor, slot: torch.Tensor) -> None:
+        """The first selection, from one part of this rank's row."""
+        if not self._velocities:
+            self._select(self._mine[place], part, slot)
+            return
+        velocity = self._velocities[place]
+        velocity.mask(self._select(self._mine[place], velocity.add(part), slot))
+
+    def _select(
+        self, feedback: ErrorFeedback, part: torch.Tensor, slot: torch.Tensor
+    ) -> torch.Tensor:
+        """Puts a message into the slot; returns the indices in it."""
         started = time.perf_counter()
         k = k_of(self.wire.density, part.numel())
-        pack(feedback.select(part, k, self.draw), slot[self._lead_bytes :])
+        selection = feedback.select(part, k, self.draw)
+        pack(selection, slot[self._lead_bytes :])
         self.selection_seconds += time.perf_counter() - started
+        return selection.indices
 
     def _slots(self) -> torch.Tensor:
         """Memory for one message from every rank across."""

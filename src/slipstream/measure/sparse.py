@@ -27,12 +27,13 @@ class SparseSum:
         if self._sum is None or flat.numel() != self._numel:
             self._numel = flat.numel()
             self._sum = self._prepared()
+        self._sum.draw += 1
         self._sum.sum_(flat, self._ranks)
 
     def _prepared(self) -> TopK:
         made = self._collectives.for_bucket(self._name, self._wire, self._numel)
         assert isinstance(made, TopK)
         generator = torch.Generator().manual_seed(self._numel)
-        for kept in made.residuals():
-            kept.residual.normal_(generator=generator)
+        for kept in made.kept():
+            kept.values.normal_(generator=generator)
         return made

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape
+from typing import get_args
 
 from slipstream.errors import PlanError
 from slipstream.plan.model import Bucket, Plan
 from slipstream.trace import Sized
-from slipstream.wires import SPARSE_COLLECTIVES, DenseWire, Density, SparseCollective
+from slipstream.wires import (
+    SPARSE_COLLECTIVES,
+    WIRE_BYTES,
+    DenseWire,
+    Density,
+    SelectorName,
+    SparseCollective,
+)
 
 SPARSE_DTYPES = ("float32", "bfloat16", "float16")
 """Gradients of which a share may be sent; sums of others would lose precision."""
@@ -23,14 +31,15 @@ class Sparsity:
     """A user's permission to send a share of some gradients' elements, and what is exempt.
 
     density: the share, above 0 and at most 1; values: as what the elements travel; collective: by
-    which sparse collective. dense: patterns of parameters' names ("*.bias", "embedding.*") that are
-    sent in full, as are gradients with fewer than `small_numel` elements, and those of other dtypes
-    than SPARSE_DTYPES. Raises PlanError for what there is not.
+    which sparse collective; selector: of `slipstream.sparsify`. dense: patterns of names
+    ("*.bias", "embedding.*") that are sent in full, as are gradients with fewer than `small_numel`
+    elements, and those of other dtypes than SPARSE_DTYPES. Raises PlanError for what there is not.
     """
 
     density: float = 0.01
     values: DenseWire = "float32"
     collective: SparseCollective = "hitopk"
+    selector: SelectorName = "exact"
     dense: tuple[str, ...] = ()
     small_numel: int = SMALL_NUMEL
 
@@ -41,14 +50,19 @@ class Sparsity:
                 f"A density of {self.density!r} cannot be used: it is the share of elements that "
                 "travel, above 0 and at most 1 (0.01 is one in a hundred)."
             )
-        if self.collective not in SPARSE_COLLECTIVES:
-            known = ", ".join(SPARSE_COLLECTIVES)
-            raise PlanError(f"{self.collective!r} is no sparse collective; there are {known}.")
+        named: tuple[tuple[str, Collection[str], str], ...] = (
+            (self.collective, SPARSE_COLLECTIVES, "sparse collective"),
+            (self.values, WIRE_BYTES, "dtype of values"),
+            (self.selector, get_args(SelectorName), "selector"),
+        )
+        for name, known, what in named:
+            if name not in known:
+                raise PlanError(f"{name!r} is no {what}; there are {', '.join(known)}.")
 
     @property
     def wire(self) -> Density:
         """What travels."""
-        return Density(density=float(self.density), values=self.values)
+        return Density(density=float(self.density), values=self.values, selector=self.selector)
 
     def allows(self, gradient: Sized) -> bool:
         """Whether a share of this gradient may be sent instead of all of it."""
@@ -74,6 +88,7 @@ def implied(buckets: Sequence[Bucket]) -> Sparsity | None:
     return Sparsity(
         density=wire.density,
         values=wire.values,
+        selector=wire.selector,
         collective=collective,  # type: ignore[arg-type]
         dense=tuple(escape(name) for name in full),
         small_numel=0,

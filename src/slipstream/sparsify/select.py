@@ -41,11 +41,25 @@ _MAKERS: dict[str, Callable[[int], Selector]] = {
 SELECTORS = tuple(_MAKERS)
 
 
-def selector(name: str = "exact", seed: int = 0) -> Selector:
+def selector(name: str = "exact", seed: int = 0, device_type: str = "cpu") -> Selector:
     """A new selector, for one thread at a time; loads its compiled kernels, or compiles them.
 
-    seed: for those that draw at random. Raises PlanError for a name that there is not.
+    seed: for those that draw at random. device_type: of the tensors; on "cuda" there is `exact`
+    alone. Raises PlanError for a name that there is not, ImportError without Triton for a GPU.
     """
+    if device_type != "cpu":
+        return _on_gpu(name, device_type)
     if name not in _MAKERS:
         raise PlanError(f"There is no selector {name!r}; there are {', '.join(SELECTORS)}.")
     return _MAKERS[name](seed)
+
+
+def _on_gpu(name: str, device_type: str) -> Selector:
+    if (name, device_type) != ("exact", "cuda"):
+        raise PlanError(
+            f"There is no selector {name!r} on {device_type}; on cuda there is 'exact', and on the "
+            f"CPU there are {', '.join(SELECTORS)}."
+        )
+    from slipstream.sparsify.exact_gpu import ExactOnGPU
+
+    return ExactOnGPU()

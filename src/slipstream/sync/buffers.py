@@ -9,7 +9,7 @@ rank's gradient was not finite (or so large that the sum over ranks would overfl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from torch import nn
 from slipstream.comm import Collectives
 from slipstream.comm.formats import TRAVELS_AS
 from slipstream.plan import Bucket
+from slipstream.sparsify import Momentum
 from slipstream.sync.tickets import Finished
 from slipstream.wires import DenseWire
 
@@ -109,9 +110,9 @@ class BucketBuffer:
     """The memory of one bucket and its state in the current round.
 
     collective: carries it; divides_first: gradients are divided by the number of ranks before they
-    travel. flat: 1-D, of the gradients' dtype (real parts and imaginary parts interleaved for
-    complex ones); flags: its tail, one element a gradient. pending: gradients of this round that
-    are still to be copied in.
+    travel. momentum: see `TopK`. flat: 1-D, of the gradients' dtype (real parts and imaginary parts
+    interleaved for complex ones); flags: its tail, one element a gradient. pending: gradients of
+    this round that are still to be copied in.
     """
 
     def __init__(
@@ -120,12 +121,15 @@ class BucketBuffer:
         params: Mapping[str, nn.Parameter],
         strides: Mapping[str, Strides],
         collectives: Collectives,
+        momentum: Momentum | None = None,
     ) -> None:
         members = [(name, params[name]) for name in bucket.gradients]
         first = members[0][1]
         widths = [p.numel() * (2 if p.is_complex() else 1) for _, p in members]
         self.bytes = bucket.bytes
-        self.collective = collectives.for_bucket(bucket.collective, bucket.wire, sum(widths))
+        self.collective = collectives.for_bucket(
+            bucket.collective, bucket.wire, sum(widths), momentum
+        )
         self.flat = torch.zeros(
             sum(widths) + len(members), dtype=real_dtype(first.dtype), device=first.device
         )
@@ -163,6 +167,21 @@ class BucketBuffer:
             slot.saved = None
             if slot.alias is None:
                 slot.alias = slot.view.detach()
+
+
+def places_of(buffer: BucketBuffer) -> list[tuple[str, int]]:
+    """The names of a bucket's gradients and how many elements each has, in order."""
+    return [(slot.name, slot.flat.numel()) for slot in buffer.slots]
+
+
+def unused_of(buffer: BucketBuffer) -> Iterator[tuple[int, int]]:
+    """The elements, from and to, of gradients that no rank used in the round that has ended."""
+    start = 0
+    for slot in buffer.slots:
+        stop = start + slot.flat.numel()
+        if not slot.contributed and slot.flag.item() == 0.0:
+            yield start, stop
+        start = stop
 
 
 def agreed_strides(param: torch.Tensor) -> Strides:

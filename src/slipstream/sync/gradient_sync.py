@@ -211,6 +211,11 @@ class GradientSync(Plans, Debts):
         second one. Call it on every rank alike.
         """
         refuse_inseparable(optimizer, stated=separable)
+        if self._rounds.momentum is not None:
+            raise SlipstreamError(
+                "This GradientSync corrects momentum, which takes an optimizer that steps at once; "
+                "use it without sync.deferred()."
+            )
         model = self._model()
         if self._updates is not None or model is None:
             raise SlipstreamError("A GradientSync defers the updates of one optimizer, once.")

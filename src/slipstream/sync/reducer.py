@@ -19,10 +19,11 @@ from torch import nn
 
 from slipstream.comm import Collectives
 from slipstream.plan import Plan
+from slipstream.sparsify import Momentum
 from slipstream.sync.buffers import BucketBuffer, Slot, Strides, mark_finite
 from slipstream.sync.channel import Channel
 from slipstream.sync.incoming import Divisors, unusable, warn_sparse
-from slipstream.sync.owed import SparseBuckets
+from slipstream.sync.sparse_buckets import SparseBuckets
 
 
 class Reducer:
@@ -41,14 +42,16 @@ class Reducer:
         collectives: Collectives,
         channel: Channel,
         *,
+        rank: int,
         world_size: int,
         check_finite: bool,
+        momentum: Momentum | None = None,
     ) -> None:
         self.plan = plan
         self.buffers = [
-            BucketBuffer(bucket, params, strides, collectives) for bucket in plan.reduce
+            BucketBuffer(bucket, params, strides, collectives, momentum) for bucket in plan.reduce
         ]
-        self.sparse = SparseBuckets(self.buffers)
+        self.sparse = SparseBuckets(self.buffers, collectives, momentum, is_first_rank=rank == 0)
         self.slots = {slot.name: slot for buffer in self.buffers for slot in buffer.slots}
         self.in_flight = False
         self.hold = False
@@ -262,7 +265,7 @@ class Reducer:
                         self._divisors.divide(slot.view, out=slot.view)
                         slot.divided = True
         if self.sparse:
-            self.sparse.add_waiting(buffer, self._world_size)
+            self.sparse.before_sending(buffer, self._world_size)
         if self._check_finite:
             buffer.local_flags = buffer.flags.clone()
         collective, flat = buffer.collective, buffer.flat

@@ -16,13 +16,15 @@ from contextlib import contextmanager
 
 from slipstream.errors import SlipstreamError
 from slipstream.plan import Plan
+from slipstream.sparsify import Momentum
 from slipstream.sync.backward_watch import BackwardWatch, current_task
 from slipstream.sync.means import Means
-from slipstream.sync.owed import Owed, SparseTotals, merged
+from slipstream.sync.owed import Owed, merged
 from slipstream.sync.pipelined_reducer import PipelinedReducer
 from slipstream.sync.planning import PlanKeeper, refuse_undeferred
 from slipstream.sync.reducer import Reducer
 from slipstream.sync.report import StepTimeline, Travel
+from slipstream.sync.sparse_buckets import SparseTotals
 
 
 class Rounds:
@@ -30,9 +32,9 @@ class Rounds:
 
     enabled: whether the next backward averages; wait_for_update: whether it returns before the
     averages are there. sparse_totals: of all rounds so far. scale_of: tells the loss scale of the
-    next backward; scale: that in which residuals are. task: see `Listener`. flush: does the
-    updates that a deferred optimizer has put off. exposed_seconds: how long the training thread
-    stood waiting in the last finished round.
+    next backward; scale: that in which residuals are. momentum: of momentum correction. task: see
+    `Listener`. flush: does the updates that a deferred optimizer has put off. exposed_seconds: how
+    long the training thread stood waiting in the last finished round.
     """
 
     def __init__(self, means: Means, keeper: PlanKeeper) -> None:
@@ -53,6 +55,7 @@ class Rounds:
         self.sparse_totals = SparseTotals()
         self.scale_of: Callable[[], float] | None = None
         self.scale = 1.0
+        self.momentum: Momentum | None = None
         self._parked: list[Owed] = []
         self.reducer: Reducer | PipelinedReducer = self._build(keeper.first_plan(means.params))
 
@@ -102,6 +105,19 @@ class Rounds:
         except RuntimeError as error:
             doing = f"moving what is still to be sent before step {self._step + 1}"
             raise self._break(self._means.peers.failure(error, doing)) from error
+
+    def correct_momentum(self, momentum: Momentum) -> None:
+        """From now on velocities are added to residuals. Raises SlipstreamError where it is late.
+
+        With sparse buckets it communicates; all ranks call it alike.
+        """
+        if self._step > 0 or self.momentum is not None:
+            raise SlipstreamError(
+                "Momentum correction begins before the first backward, once: call "
+                "correct_momentum() right after the GradientSync was made."
+            )
+        self.momentum = momentum
+        self._rebuild(self.reducer.plan)
 
     def _rescale(self, scale: float) -> None:
         """What is owed is of gradients with the old loss scale, and is added to some of the new."""
@@ -190,6 +206,8 @@ class Rounds:
             self._rescale(self.scale_of())
         self._step += 1
         self.reducer.begin()
+        if isinstance(self.reducer, Reducer):
+            self.reducer.sparse.begin(self._keeper.step, self.scale)
         self._open = True
 
     def _backward_ended(self) -> None:
@@ -232,12 +250,16 @@ class Rounds:
         if plan is not None:
             kept = {name for name, slot in reducer.slots.items() if slot.kept}
             self._refuse_half_averaged(kept - {g for b in plan.reduce for g in b.gradients})
-            owed = self.owed()
-            reducer.release()  # before the new buckets, or both exist at once
-            self.reducer = self._build(plan)
-            self.owe(owed)
+            self._rebuild(plan)
             for name in kept & set(self.reducer.slots):
                 self.reducer.slots[name].kept = True
+
+    def _rebuild(self, plan: Plan) -> None:
+        """Goes over to other buckets. Nothing may be in flight."""
+        owed = self.owed()
+        self.reducer.release()  # before the new buckets, or both exist at once
+        self.reducer = self._build(plan)
+        self.owe(owed)
 
     def _refuse_half_averaged(self, frozen: set[str]) -> None:
         """What was accumulated for a parameter that is frozen now would never be averaged."""
@@ -274,8 +296,10 @@ class Rounds:
             means.strides,
             means.collectives,
             means.channel,
+            rank=means.peers.rank,
             world_size=means.peers.world_size,
             check_finite=means.check_finite,
+            momentum=self.momentum,
         )
 
     def _break(self, error: SlipstreamError) -> SlipstreamError:

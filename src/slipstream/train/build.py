@@ -103,8 +103,12 @@ def build_model(recipe: Recipe, images: ImageSet, device: torch.device) -> nn.Mo
 
 
 def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """SGD over all trainable parameters; those of one dimension (norms, biases) do not decay."""
+    """SGD over all trainable parameters; those of one dimension (norms, biases) do not decay.
+
+    Without momentum where the engine applies it.
+    """
     settings = recipe.optimizer
+    has_momentum = not recipe.corrects_momentum
     trainable = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {
@@ -116,8 +120,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     return SGD(
         [group for group in groups if group["params"]],
         lr=settings.learning_rate,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
+        momentum=settings.momentum if has_momentum else 0.0,
+        nesterov=settings.nesterov and has_momentum,
         fused=True,
     )
 

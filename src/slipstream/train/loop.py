@@ -48,6 +48,8 @@ _WAY_OUT = (
     "resume with the model and the data that the run was started with (leave out --set model... and"
     " --set data...), or train what is new in a run of its own, without --resume"
 )
+_FROM_RECIPE = ("momentum", "nesterov", "weight_decay")
+"""What a resume may change; the schedule sets the rate before every step."""
 
 
 def run_training(
@@ -171,7 +173,10 @@ def _build_parts(
             num_samples=data.sampler.num_samples,
         )
         loaded.require_steps_per_epoch(data.sampler.steps_per_epoch)
+        recipes = [{key: group[key] for key in _FROM_RECIPE} for group in optimizer.param_groups]
         apply(loaded, model, optimizer, way_out=_WAY_OUT)
+        for group, options in zip(optimizer.param_groups, recipes, strict=True):
+            group.update(options)
     steps_per_epoch = data.sampler.steps_per_epoch
     sync = build_sync(
         recipe,
@@ -182,6 +187,13 @@ def _build_parts(
         run_folder=run_folder,
     )
     schedule = build_schedule(recipe, steps_per_epoch)
+    if recipe.corrects_momentum:
+        sync.correct_momentum(
+            optimizer,
+            recipe.optimizer.momentum,
+            nesterov=recipe.optimizer.nesterov,
+            clip_norm=recipe.sparse.clip_norm or None,
+        )
     if gathers(recipe, sync):
         return Parts(model, optimizer, sync.deferred(optimizer), sync, schedule)
     if recipe.sync.wait == "update":

@@ -22,6 +22,7 @@ from slipstream.documents import Document
 from slipstream.durable import write_text_atomic
 from slipstream.errors import CostError
 from slipstream.measure import OPERATIONS, probe, profile, ways_of
+from slipstream.plan.sparsity import Sparsity
 from slipstream.sync import GradientSync
 from slipstream.trace import Trace
 from slipstream.train.build import Data, build_data, build_model, build_optimizer, build_schedule
@@ -31,7 +32,6 @@ from slipstream.train.launch.scratch import temporary_files
 from slipstream.train.loop import set_threads
 from slipstream.train.recipe import Recipe
 from slipstream.train.step import Stepper, windows
-from slipstream.wires import Density
 
 
 def profile_on_rank(
@@ -58,7 +58,8 @@ def probe_on_rank(
 ) -> dict[str, Any]:
     """Probes the cluster as one rank of the job around this process.
 
-    wanted: `seconds`, `collectives`, `wires`, and of sparse sums `sparse`: name, density, values.
+    wanted: `seconds`, `collectives`, `wires`, and `sparse`: of each sparse sum what a
+    `Sparsity` is made of.
     """
     wanted = json.loads((run_folder / WANTED).read_text(encoding="utf-8"))
 
@@ -78,8 +79,8 @@ def probe_on_rank(
                 ways=(
                     *ways_of(cluster, wanted["collectives"], wanted["wires"]),
                     *(
-                        (name, Density(density=share, values=values))
-                        for name, share, values in wanted["sparse"]
+                        (sparsity.collective, sparsity.wire)
+                        for sparsity in (Sparsity(**fields) for fields in wanted["sparse"])
                     ),
                 ),
                 device=job.device,

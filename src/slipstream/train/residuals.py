@@ -13,6 +13,7 @@ import torch
 
 from slipstream.auto import GradientSync
 from slipstream.comm.teams import Team
+from slipstream.sync.owed_state import is_velocity
 from slipstream.train.checkpoint import LoadedCheckpoint
 from slipstream.train.distributed import Job
 from slipstream.train.progress import Progress
@@ -22,7 +23,12 @@ _DOING = "gathering what is still to be sent for a checkpoint"
 
 
 def is_sparse(sync: GradientSync) -> bool:
-    """Whether a plan of the run, past or future, sends gradients sparsely; alike on all ranks."""
+    """Whether a plan of the run, past or future, sends gradients sparsely; alike on all ranks.
+
+    Also where the engine has velocities, which dense plans have, too.
+    """
+    if sync.corrects_momentum:
+        return True
     buckets = (bucket for _, plan in sync.plans for bucket in plan.reduce)
     return any(not isinstance(bucket.wire, str) for bucket in buckets)
 
@@ -62,7 +68,8 @@ def sparse_record(sync: GradientSync, job: Job, progress: Progress) -> dict[str,
     if not is_sparse(sync):
         return None
     totals = sync.take_sparse_totals()
-    owed = [values.double() for values in sync.residual_state().values()]
+    state = sync.residual_state().items()
+    owed = [values.double() for name, values in state if not is_velocity(name)]
     squares = sum(float(values.square().sum()) for values in owed)
     numbers = [
         totals.selection_seconds,

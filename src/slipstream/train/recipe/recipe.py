@@ -110,6 +110,11 @@ class Recipe(Settings):
             f" set train.global_batch_size={closest} or change the number of ranks"
         )
 
+    @property
+    def corrects_momentum(self) -> bool:
+        """Whether the engine, and not the optimizer, applies the momentum."""
+        return self.sparse.correct_momentum and self.sync.may_be_sparse
+
     def ignored(self) -> list[str]:
         """Sentences, one for each setting that has no effect in this recipe, or not its whole."""
         conditions = {

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from slipstream.plan.sparsity import SMALL_NUMEL, Sparsity
 from slipstream.train.recipe.settings import Settings
-from slipstream.wires import DenseWire, SparseCollective
+from slipstream.wires import DenseWire, SelectorName, SparseCollective
 
 
 class SparseSettings(Settings):
@@ -22,6 +22,10 @@ class SparseSettings(Settings):
     collective: SparseCollective = Field(
         default="hitopk",
         description="hitopk, naive_topk, or a2a_topk for many nodes",
+    )
+    selector: SelectorName = Field(
+        default="exact",
+        description="exact; or mstopk, sampled: nearly the largest; or reference: torch.topk",
     )
     dense: tuple[str, ...] = Field(
         default=(),
@@ -44,6 +48,16 @@ class SparseSettings(Settings):
         description="after so many epochs all elements travel, and what was kept; 0 = never",
     )
 
+    correct_momentum: bool = Field(
+        default=False,
+        description="the optimizer's momentum is applied before selection instead (DGC)",
+    )
+    clip_norm: float = Field(
+        default=0.0,
+        ge=0,
+        description="with correct_momentum: limit of a parameter's gradient norm; 0 = none",
+    )
+
     @field_validator("warmup_densities")
     @classmethod
     def _are_shares(cls, densities: tuple[float, ...]) -> tuple[float, ...]:
@@ -56,10 +70,13 @@ class SparseSettings(Settings):
 
     @model_validator(mode="after")
     def _has_a_density(self) -> SparseSettings:
-        if self.density == 0 and (self.warmup_densities or self.until_epoch):
+        for name in ("warmup_densities", "until_epoch", "correct_momentum"):
+            if self.density == 0 and getattr(self, name):
+                raise ValueError(f"sparse.{name} needs sparse.density: set sparse.density=0.01")
+        if self.clip_norm and not self.correct_momentum:
             raise ValueError(
-                "sparse.warmup_densities and sparse.until_epoch need sparse.density: set"
-                " sparse.density=0.01"
+                "sparse.clip_norm clips before momentum correction: set"
+                " sparse.correct_momentum=true, or clip averages with train.clip_grad_norm"
             )
         return self
 
@@ -74,6 +91,7 @@ class SparseSettings(Settings):
             density=density,
             values=self.values,
             collective=self.collective,
+            selector=self.selector,
             dense=self.dense,
             small_numel=self.small_numel,
         )
