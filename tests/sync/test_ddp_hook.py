@@ -11,7 +11,7 @@ import ddp_hooks
 from processes import run_processes
 from ranks import Rank, run_ranks
 from slipstream.cluster import Cluster
-from slipstream.errors import PlanError, SlipstreamError
+from slipstream.errors import PlanError, RanksDiffer, SlipstreamError
 from slipstream.sync import DDPHookState
 from slipstream.wires import DENSE_WIRES
 
@@ -60,6 +60,11 @@ def test_settings_that_do_not_fit_are_refused() -> None:
     def body(rank: Rank) -> None:
         with pytest.raises(PlanError, match="sends float32, not 'float16'"):
             DDPHookState("native", "float16", group=rank.group)
+        with pytest.raises(RanksDiffer, match=r"direct with float32 .* and direct with bfloat16"):
+            DDPHookState("direct", "bfloat16" if rank.rank else "float32", group=rank.group)
+        with pytest.raises(RanksDiffer, match=r"on rank 0 and .* on rank 1"):
+            shape = (1, 1) if rank.rank else (2,)
+            DDPHookState("hierarchical", cluster=Cluster(shape), group=rank.group)
         with pytest.raises(SlipstreamError, match="3 ranks and the group 2"):
             DDPHookState("ring", cluster=Cluster((2, 1)), group=rank.group)
 

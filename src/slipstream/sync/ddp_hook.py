@@ -216,8 +216,8 @@ class DDPHookState:
         cluster = cluster_of(self.cluster, self._group.size())
         self._collectives = Collectives(self._group, cluster, torch.device("cpu"))
         self._collectives.get(self.collective, self.wire)
+        self._agree(cluster)
         if self.sparsity is not None:
-            self._agree()
             self._sums = HookSums(
                 self.sparsity,
                 self._collectives,
@@ -228,10 +228,12 @@ class DDPHookState:
             )
         self._channel = ThreadChannel()
 
-    def _agree(self) -> None:
-        """Raises RanksDiffer where ranks would send other numbers of elements, or draw others."""
+    def _agree(self, cluster: Cluster) -> None:
+        """Raises RanksDiffer where ranks would send other messages, or draw other numbers."""
         assert self._peers is not None
-        mine = f"{self.sparsity} after {self._steps} steps"
+        mine = f"{self.collective} with {self.wire} on {cluster}"
+        if self.sparsity is not None:
+            mine += f", {self.sparsity} after {self._steps} steps"
         everyone = self._peers.gather(mine, "agreeing on what DDP's hook sends")
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:

@@ -66,8 +66,8 @@ def cluster_of(cluster: Cluster | None, world_size: int) -> Cluster:
         )
     if cluster.world_size != world_size:
         raise SlipstreamError(
-            f"The cluster has {cluster.world_size} ranks and the group {world_size}; they are the "
-            "same ranks."
+            f"The cluster has {cluster.world_size} ranks and the group {world_size}; they must be "
+            "the same ranks."
         )
     return cluster
 
