@@ -9,6 +9,7 @@ from torch import nn
 
 from slipstream.cluster import Cluster
 from slipstream.plan import Bucket, Plan
+from slipstream.sync import GradientSync
 from slipstream.wires import Density, Wire
 
 CLUSTER = Cluster((2, 2))
@@ -67,6 +68,22 @@ def integers(rank: int, step: int, names: str = "abcd") -> dict[str, torch.Tenso
 def mean(step: int, ranks: int = 4) -> dict[str, torch.Tensor]:
     each = [integers(rank, step) for rank in range(ranks)]
     return {name: torch.stack([e[name] for e in each]).sum(0) / ranks for name in SHAPES}
+
+
+def trained_over(
+    model: Fed, sync: GradientSync, rank: int, cuts: Sequence[Cut], each: int
+) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
+    """The averages of some steps under each plan, the first of which is in force; what is owed."""
+    found = []
+    for step in range(each * len(cuts)):
+        if step and step % each == 0:
+            sync.use_plan(plan_of(cuts[step // each]))
+        model.zero_grad()
+        model.feed(integers(rank, step))
+        found.append(gradients(model))
+    state = sync.residual_state()
+    sync.close()
+    return found, state
 
 
 def owed_by(states: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

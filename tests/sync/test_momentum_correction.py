@@ -20,6 +20,7 @@ from fed_model import (
     mean,
     owed_by,
     plan_of,
+    trained_over,
 )
 from ranks import Rank, run_ranks
 from slipstream.errors import RanksDiffer, SlipstreamError
@@ -161,18 +162,10 @@ def test_without_momentum_nothing_is_lost_over_other_plans(first: int) -> None:
     steps, each = 24, 6
 
     def train(rank: Rank) -> tuple[list[dict[str, torch.Tensor]], State]:
-        model, found = Fed(), []
+        model = Fed()
         cuts = [*CUTS[first:], *CUTS[:first]]
         sync = engine(rank, model, cuts[0], 0.0)
-        for step in range(steps):
-            if step and step % each == 0:
-                sync.use_plan(plan_of(cuts[step // each]))
-            model.zero_grad()
-            model.feed(integers(rank.rank, step))
-            found.append(gradients(model))
-        state = sync.residual_state()
-        sync.close()
-        return found, state
+        return trained_over(model, sync, rank.rank, cuts, each)
 
     outcomes = run_ranks(train, 4, timeout_seconds=30.0)
     owed = owed_by([state for _, state in outcomes])

@@ -20,6 +20,7 @@ from fed_model import (
     mean,
     owed_by,
     plan_of,
+    trained_over,
 )
 from ranks import Rank, run_ranks
 from slipstream.cluster import Cluster
@@ -40,18 +41,10 @@ def test_nothing_is_lost_in_50_steps_with_other_plans_in_between(first: int) -> 
     steps, each = 52, 13
 
     def train(rank: Rank) -> tuple[list[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
-        model, found = Fed(), []
+        model = Fed()
         cuts = [*CUTS[first:], *CUTS[:first]]
         sync = GradientSync(model, plan=plan_of(cuts[0]), group=rank.group, cluster=CLUSTER)
-        for step in range(steps):
-            if step and step % each == 0:
-                sync.use_plan(plan_of(cuts[step // each]))
-            model.zero_grad()
-            model.feed(integers(rank.rank, step))
-            found.append(gradients(model))
-        state = sync.residual_state()
-        sync.close()
-        return found, state
+        return trained_over(model, sync, rank.rank, cuts, each)
 
     outcomes = run_ranks(train, 4, timeout_seconds=30.0)
     owed = owed_by([state for _, state in outcomes])

@@ -148,8 +148,8 @@ def sparsity_of(
 ) -> Sparsity | None:
     """What may be sent sparsely; nothing where no density is given.
 
-    Raises typer's BadParameter for wires that there are not, for patterns that match nothing, and
-    where anything else is said of what is not sent sparsely; PlanError for other values.
+    Raises typer's BadParameter for patterns that match nothing, and where anything else is said of
+    what is not sent sparsely; PlanError for values that there are not.
     """
     refuse_without_density(
         density is not None, dense=dense, sparse=sparse, values=values, selector=selector
